@@ -1,0 +1,150 @@
+//! What the control side asks of a shard. Objects are made by the control side and handed over in boxes, so that a lcore
+//! neither allocates nor frees: what it removes goes back in the answer.
+
+use std::sync::Arc;
+
+use shm::attr::{QpAttr, QpAttrMask, QpState};
+use shm::control::QpDetail;
+use shm::doorbell::DoorbellPage;
+use shm::wake::WakeFd;
+
+use crate::counters::{PortCounters, ShardCounters};
+use crate::cq::Cq;
+use crate::mr::MrEntry;
+use crate::qp::Qp;
+use crate::qp::state::ModifyError;
+use crate::srq::Srq;
+
+/// A request to one shard.
+#[derive(Debug)]
+pub enum Command {
+    /// A client came: serve its doorbells.
+    AddSession {
+        /// Its number.
+        session: u32,
+        /// Its doorbell page on this shard.
+        doorbells: DoorbellPage,
+    },
+    /// A client went. Its QPs are gone already.
+    RemoveSession {
+        /// Its number.
+        session: u32,
+    },
+    /// Takes a CQ at the index it names.
+    AddCq {
+        /// Index in the shard.
+        index: u32,
+        /// The CQ.
+        cq: Box<Cq>,
+    },
+    /// Gives a CQ back.
+    RemoveCq {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Takes an SRQ.
+    AddSrq {
+        /// Index in the shard.
+        index: u32,
+        /// The SRQ.
+        srq: Box<Srq>,
+    },
+    /// Arms an SRQ's limit.
+    SetSrqLimit {
+        /// Index in the shard.
+        index: u32,
+        /// The limit, 0 = off.
+        limit: u32,
+    },
+    /// Reads an SRQ's limit.
+    QuerySrq {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Gives an SRQ back.
+    RemoveSrq {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Takes a QP in RESET; its QPN says the index.
+    AddQp {
+        /// The QP.
+        qp: Box<Qp>,
+        /// Its bit in its session's doorbell page.
+        doorbell_index: u32,
+    },
+    /// Changes a QP: all of the attributes or none.
+    ModifyQp {
+        /// Index in the shard.
+        index: u32,
+        /// Values.
+        attr: Box<QpAttr>,
+        /// Which.
+        mask: QpAttrMask,
+    },
+    /// Reads a QP's attributes.
+    QueryQp {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Reads all about a QP.
+    QpDetail {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Gives a QP back.
+    RemoveQp {
+        /// Index in the shard.
+        index: u32,
+    },
+    /// Adds a region to the shard's copy of the table.
+    AddMr(Box<MrEntry>),
+    /// Removes a region: once answered, this shard touches its memory no more.
+    RemoveMr {
+        /// Its key.
+        key: u32,
+    },
+    /// Reads the counters.
+    Counters,
+}
+
+/// What a shard answers.
+#[derive(Debug)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// There is no such object (or no room for it).
+    Missing,
+    /// The CQ that was removed.
+    Cq(Box<Cq>),
+    /// The SRQ that was removed.
+    Srq(Box<Srq>),
+    /// An SRQ's limit and receives left.
+    SrqLimit {
+        /// The limit, 0 = off.
+        limit: u32,
+    },
+    /// The QP that was removed.
+    Qp(Box<Qp>),
+    /// The state after a change.
+    Modified(QpState),
+    /// A change that was refused.
+    Refused(ModifyError),
+    /// A QP's attributes.
+    QpAttr(Box<QpAttr>),
+    /// A QP in full (`pid` and the like are the control side's).
+    QpDetail(Box<QpDetail>),
+    /// The region that was removed.
+    Mr(Box<MrEntry>),
+    /// Counters of the shard, and of each port as this shard saw it.
+    Counters(Box<(ShardCounters, Vec<PortCounters>)>),
+}
+
+/// How the control side reaches the shards: by mailboxes to other threads, or directly.
+pub trait Shards {
+    /// Has a shard execute a command, and waits for it.
+    fn command(&mut self, shard: u8, command: Command) -> Answer;
+
+    /// The eventfd that wakes a shard from sleep; clients get a copy.
+    fn wake_fd(&self, shard: u8) -> Arc<WakeFd>;
+}

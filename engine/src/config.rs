@@ -1,0 +1,136 @@
+//! What an engine is made with. Everything has a limit; the daemon's configuration sets it.
+
+use std::net::IpAddr;
+
+use wire::{Gid, MacAddr, PathMtu};
+
+/// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// QPs in one shard, all sessions together; at most [`crate::QPN_INDEX_COUNT`] less the reserved ones.
+    pub max_qp: u32,
+    /// Work requests in a queue.
+    pub max_qp_wr: u32,
+    /// SGEs in a work request, at most [`shm::layout::MAX_SGE`].
+    pub max_sge: u32,
+    /// Inline bytes in a work request, at most [`shm::layout::MAX_INLINE`].
+    pub max_inline_data: u32,
+    /// CQs in one shard.
+    pub max_cq: u32,
+    /// Entries in a CQ.
+    pub max_cqe: u32,
+    /// SRQs in one shard.
+    pub max_srq: u32,
+    /// Regions in the engine.
+    pub max_mr: u32,
+    /// Protection domains in a session.
+    pub max_pd: u32,
+    /// Address handles in a session.
+    pub max_ah: u32,
+    /// READs and atomics outstanding, either way.
+    pub max_rd_atomic: u8,
+    /// Bytes of rings in a session.
+    pub ring_bytes: u64,
+    /// Bytes of memory that a session may attach.
+    pub memory_bytes: u64,
+    /// Sessions at a time.
+    pub max_session: u32,
+    /// Neighbours of a port.
+    pub max_neighbour: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_qp: 16_384,
+            max_qp_wr: 16_384,
+            max_sge: 16,
+            max_inline_data: 512,
+            max_cq: 16_384,
+            max_cqe: 1 << 20,
+            max_srq: 1_024,
+            max_mr: 65_536,
+            max_pd: 4_096,
+            max_ah: 65_536,
+            max_rd_atomic: 16,
+            ring_bytes: 2 << 30,
+            memory_bytes: 64 << 30,
+            max_session: 256,
+            max_neighbour: 1_024,
+        }
+    }
+}
+
+/// A port, as the daemon found it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortConfig {
+    /// MAC address.
+    pub mac: MacAddr,
+    /// Addresses; GID `i` is address `i`. IPv4 first, so that GID 0 is the routable IPv4-mapped one.
+    pub addresses: Vec<IpAddr>,
+    /// Layer 3 bytes of the largest frame.
+    pub interface_mtu: u16,
+    /// True if this port answers ARP itself; false where the kernel owns the interface's addresses and answers.
+    pub answers_arp: bool,
+    /// Link speed, Mbit/s; 0 = unknown.
+    pub speed_mbps: u32,
+    /// What drives it.
+    pub driver: String,
+    /// The kernel interface that is shared, if any.
+    pub kernel_interface: Option<String>,
+}
+
+/// Bytes of IPv6, UDP, BTH, the longest extension headers of a data packet and ICRC: what a path MTU must leave room for.
+/// The kernel's rxe subtracts 80 as well.
+const HEADROOM_BYTES: u32 = 80;
+
+impl PortConfig {
+    /// Largest path MTU whose packets fit the interface; [`PathMtu::M256`] at least.
+    pub fn active_mtu(&self) -> PathMtu {
+        let payload = u32::from(self.interface_mtu).saturating_sub(HEADROOM_BYTES);
+        PathMtu::largest_within(payload).unwrap_or(PathMtu::M256)
+    }
+
+    /// The GID table: one entry an address.
+    pub fn gids(&self) -> impl Iterator<Item = Gid> + '_ {
+        self.addresses.iter().map(|&ip| Gid::from_ip(ip))
+    }
+}
+
+/// The transport's own settings, the same for all QPs of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransportConfig {
+    /// Request packets that a QP may have unacknowledged; a power of two.
+    pub window_packets: u32,
+    /// Packets that one QP may send before the next QP's turn.
+    pub quantum_packets: u32,
+    /// An acknowledgement is asked for at least every so many request packets.
+    pub ack_request_packets: u32,
+    /// Work requests that are flushed in one turn at most.
+    pub flush_wqes: u32,
+    /// Doorbell words that one turn serves at most.
+    pub doorbell_words: u32,
+}
+
+impl Default for TransportConfig {
+    fn default() -> Self {
+        Self { window_packets: 256, quantum_packets: 16, ack_request_packets: 32, flush_wqes: 256, doorbell_words: 64 }
+    }
+}
+
+/// Everything an engine is made with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineConfig {
+    /// Device name, such as `ferroce0`.
+    pub device_name: String,
+    /// Version string that clients see.
+    pub version: String,
+    /// Shards: lcores. 1 to [`crate::SHARD_COUNT_MAX`].
+    pub shard_count: u8,
+    /// Ports, 1 to 8.
+    pub ports: Vec<PortConfig>,
+    /// Limits.
+    pub limits: Limits,
+    /// Transport settings.
+    pub transport: TransportConfig,
+}

@@ -1,0 +1,113 @@
+//! What an operator asks: counters, lists, one QP in full.
+
+use std::collections::BTreeMap;
+
+use shm::control::{QpSummary, Reply, SessionSummary, Stats};
+use wire::Qpn;
+
+use super::session::Session;
+use super::{Control, Peer, Refusal, errno, refuse};
+use crate::command::{Answer, Command, Shards};
+use crate::counters::{PortCounters, ShardCounters};
+use crate::time::Time;
+use crate::{QPN_INDEX_MASK, shard_of};
+
+/// QPs on a page of a list: well within a message.
+const QPS_PER_PAGE: usize = 256;
+
+impl Control {
+    pub(super) fn stats<S: Shards>(&self, shards: &mut S, now: Time) -> Reply {
+        let mut groups = Vec::new();
+        let mut ports = vec![PortCounters::default(); self.config.ports.len()];
+        for shard in 0..self.config.shard_count {
+            let Answer::Counters(counters) = shards.command(shard, Command::Counters) else { continue };
+            let (own, seen): (ShardCounters, Vec<PortCounters>) = *counters;
+            for (sum, seen) in ports.iter_mut().zip(&seen) {
+                sum.add(seen);
+            }
+            groups.push((format!("shard {shard}"), named(own.entries())));
+        }
+        for (port, number) in ports.iter().zip(1..) {
+            groups.push((format!("port {number}"), named(port.entries())));
+        }
+        let uptime_ms = now.ns_since(self.started) / 1_000_000;
+        Reply::Stats(Stats { device: self.config.device_name.clone(), uptime_ms, groups })
+    }
+
+    /// QPNs of all sessions with their owners. The asking session's books are outside `self` at this time.
+    fn all_qps(&self, number: u32, session: &Session) -> BTreeMap<u32, Peer> {
+        debug_assert!(!self.sessions.contains_key(&number));
+        let others = self.sessions.values().flat_map(|s| s.qps.keys().map(|&qpn| (qpn, s.peer)));
+        others.chain(session.qps.keys().map(|&qpn| (qpn, session.peer))).collect()
+    }
+
+    pub(super) fn list_qps<S: Shards>(
+        &self,
+        shards: &mut S,
+        number: u32,
+        session: &Session,
+        after: Option<u32>,
+    ) -> Reply {
+        let all = self.all_qps(number, session);
+        let mut rest = all.into_iter().filter(|&(qpn, _)| after.is_none_or(|after| qpn > after)).peekable();
+        let mut qps: Vec<QpSummary> = Vec::new();
+        while qps.len() < QPS_PER_PAGE {
+            let Some((qpn, peer)) = rest.next() else { break };
+            if let Some(mut detail) = detail(shards, qpn) {
+                detail.summary.pid = peer.pid;
+                qps.push(detail.summary);
+            }
+        }
+        Reply::Qps { qps, more: rest.peek().is_some() }
+    }
+
+    pub(super) fn qp_detail<S: Shards>(
+        &self,
+        shards: &mut S,
+        number: u32,
+        session: &Session,
+        qpn: u32,
+    ) -> Result<Reply, Refusal> {
+        let owner = self.all_qps(number, session).get(&qpn).copied();
+        match (owner, detail(shards, qpn)) {
+            (Some(peer), Some(mut detail)) => {
+                detail.summary.pid = peer.pid;
+                Ok(Reply::QpDetail(detail))
+            }
+            _ => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
+        }
+    }
+
+    pub(super) fn list_sessions(&self, number: u32, session: &Session) -> Reply {
+        let own = std::iter::once((number, session));
+        let mut all: Vec<SessionSummary> =
+            self.sessions.iter().map(|(&n, s)| (n, s)).chain(own).map(|(n, s)| summary(n, s)).collect();
+        all.sort_by_key(|s| s.session);
+        Reply::Sessions(all)
+    }
+}
+
+fn named(entries: impl Iterator<Item = (&'static str, u64)>) -> Vec<(String, u64)> {
+    entries.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn detail<S: Shards>(shards: &mut S, qpn: u32) -> Option<Box<shm::control::QpDetail>> {
+    match shards.command(shard_of(Qpn::new(qpn)), Command::QpDetail { index: qpn & QPN_INDEX_MASK }) {
+        Answer::QpDetail(detail) => Some(detail),
+        _ => None,
+    }
+}
+
+fn summary(number: u32, session: &Session) -> SessionSummary {
+    SessionSummary {
+        session: number,
+        client_name: session.client_name.clone(),
+        pid: session.peer.pid,
+        uid: session.peer.uid,
+        qp_count: session.qps.len() as u32,
+        cq_count: session.cqs.len() as u32,
+        mr_count: session.mrs.len() as u32,
+        memory_bytes: session.memory_bytes,
+        ring_bytes: session.segments.allocated_bytes(),
+    }
+}

@@ -1,0 +1,309 @@
+//! The control side: sessions, their objects, and the requests that make and change them. Sans-IO: requests come in decoded,
+//! shards are reached through [`Shards`], entropy is an argument.
+//!
+//! Every number in a request is hostile. A handle is looked up in the books of the session that names it, so that no session
+//! can reach another's objects; sizes are checked against [`crate::config::Limits`]; a request that is refused changes nothing.
+
+mod admin;
+mod memory;
+mod queues;
+mod qps;
+mod session;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use shm::ABI_VERSION;
+use shm::attr::{DeviceAttr, GidEntry, GidType, PortAttr};
+use shm::control::{Reply, Request};
+use wire::PathMtu;
+
+use crate::command::{Answer, Command, Shards};
+use crate::config::{EngineConfig, PortConfig};
+use crate::mr::MrTable;
+use crate::slab::IndexAllocator;
+use crate::time::Time;
+use crate::{QPN_INDEX_COUNT, QPN_RESERVED_COUNT, SHARD_COUNT_MAX};
+use session::Session;
+
+/// Errno values of the verbs' man pages.
+mod errno {
+    pub(super) const ENOENT: i32 = 2;
+    pub(super) const ENOMEM: i32 = 12;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const EPROTO: i32 = 71;
+    pub(super) const EOPNOTSUPP: i32 = 95;
+}
+
+/// A request that is refused: errno and sentence.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Refusal {
+    errno: i32,
+    message: String,
+}
+
+fn refuse<T>(errno: i32, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { errno, message: message.into() })
+}
+
+/// What goes back to the client: an answer and the file descriptors that ride along.
+type Answered = (Reply, Vec<OwnedFd>);
+
+/// Who is at the other end of a connection, as the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Peer {
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+}
+
+/// Numbers of a shard's objects.
+#[derive(Debug)]
+struct ShardBook {
+    qps: IndexAllocator,
+    cqs: IndexAllocator,
+    srqs: IndexAllocator,
+}
+
+/// The control side of an engine.
+pub struct Control {
+    config: Arc<EngineConfig>,
+    entropy: Box<dyn FnMut() -> u64 + Send>,
+    started: Time,
+    sessions: BTreeMap<u32, Session>,
+    next_session: u32,
+    /// Protection domains are numbered for the whole engine.
+    next_pd: u32,
+    shards: Vec<ShardBook>,
+    /// The master copy of the shards' tables: the same keys fit all of them.
+    mrs: MrTable,
+}
+
+impl Control {
+    /// The control side of `config.shard_count` shards. `entropy` must be unpredictable to clients and peers where that matters:
+    /// memory keys come from it.
+    pub fn new(config: Arc<EngineConfig>, entropy: Box<dyn FnMut() -> u64 + Send>, now: Time) -> Self {
+        assert!((1..=SHARD_COUNT_MAX).contains(&config.shard_count), "an engine has 1 to {SHARD_COUNT_MAX} shards");
+        let limits = &config.limits;
+        let qp_end = limits.max_qp.saturating_add(QPN_RESERVED_COUNT).min(QPN_INDEX_COUNT);
+        let book = |_| ShardBook {
+            qps: IndexAllocator::new(QPN_RESERVED_COUNT, qp_end),
+            cqs: IndexAllocator::new(0, limits.max_cq),
+            srqs: IndexAllocator::new(0, limits.max_srq),
+        };
+        let shards = (0..config.shard_count).map(book).collect();
+        let mrs = MrTable::new(limits.max_mr);
+        Self { config, entropy, started: now, sessions: BTreeMap::new(), next_session: 1, next_pd: 1, shards, mrs }
+    }
+
+    /// A client connected: the number of its session, or the sentence that refuses it.
+    ///
+    /// # Errors
+    /// When there are as many sessions as the configuration allows.
+    pub fn open_session(&mut self, peer: Peer) -> Result<u32, String> {
+        let limit = self.config.limits.max_session;
+        if self.sessions.len() >= limit as usize {
+            return Err(format!("{limit} clients are connected, as many as the limit max_session allows"));
+        }
+        let number = self.next_session;
+        self.next_session = self.next_session.wrapping_add(1).max(1);
+        self.sessions.insert(number, Session::new(peer, &self.config));
+        Ok(number)
+    }
+
+    /// A client is gone: all that it had goes too. Returns once no shard touches its memory.
+    pub fn close_session<S: Shards>(&mut self, shards: &mut S, number: u32) {
+        let Some(mut session) = self.sessions.remove(&number) else { return };
+        for (qpn, _) in std::mem::take(&mut session.qps) {
+            self.drop_qp(shards, qpn);
+        }
+        for (_, srq) in std::mem::take(&mut session.srqs) {
+            shards.command(srq.shard, Command::RemoveSrq { index: srq.index });
+            self.shards[usize::from(srq.shard)].srqs.release(srq.index);
+        }
+        for (_, cq) in std::mem::take(&mut session.cqs) {
+            shards.command(cq.shard, Command::RemoveCq { index: cq.index });
+            self.shards[usize::from(cq.shard)].cqs.release(cq.index);
+        }
+        for (key, _) in std::mem::take(&mut session.mrs) {
+            self.drop_mr(shards, key);
+        }
+        for (shard, page) in session.doorbells.iter().enumerate() {
+            if page.is_some() {
+                shards.command(shard as u8, Command::RemoveSession { session: number });
+            }
+        }
+    }
+
+    /// Answers a request of a session. File descriptors that came with it and are not used are closed.
+    pub fn handle<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        now: Time,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    ) -> (Reply, Vec<OwnedFd>) {
+        // A session's books are taken out while they change: `self` stays free for the engine's own.
+        let Some(mut session) = self.sessions.remove(&number) else {
+            return refused(Refusal { errno: errno::EPROTO, message: "the session is closed".to_owned() });
+        };
+        let answer = self.dispatch(shards, number, &mut session, now, request, fds);
+        self.sessions.insert(number, session);
+        answer.unwrap_or_else(refused)
+    }
+
+    fn dispatch<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        session: &mut Session,
+        now: Time,
+        request: Request,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Answered, Refusal> {
+        if let Request::Hello { abi_version, client_name } = request {
+            return self.hello(number, session, abi_version, client_name);
+        }
+        if !session.greeted {
+            return refuse(errno::EPROTO, "the first message of a client must be Hello");
+        }
+        let reply = match request {
+            Request::Hello { .. } => unreachable!("handled above"),
+            Request::QueryDevice => Reply::Device(self.device_attr()),
+            Request::QueryPort { port_num } => Reply::Port(port_attr(self.port(port_num)?)),
+            Request::QueryGids { port_num } => Reply::Gids(gid_entries(self.port(port_num)?)),
+            Request::AllocPd => self.alloc_pd(session)?,
+            Request::DeallocPd { pd } => session.dealloc_pd(pd)?,
+            Request::AttachMemory { bytes } => session.attach_memory(fds.pop(), bytes)?,
+            Request::DetachMemory { memory } => session.detach_memory(memory)?,
+            Request::RegMr { pd, memory, offset, addr, length, access } => {
+                let range = memory::Range { memory, offset, addr, length };
+                self.reg_mr(shards, session, pd, range, access)?
+            }
+            Request::DeregMr { lkey } => self.dereg_mr(shards, session, lkey)?,
+            Request::CreateChannel => return session.create_channel(),
+            Request::DestroyChannel { channel } => session.destroy_channel(channel)?,
+            Request::CreateCq { cqe, channel, comp_vector } => {
+                return self.create_cq(shards, number, session, cqe, channel, comp_vector);
+            }
+            Request::DestroyCq { cq } => self.destroy_cq(shards, session, cq)?,
+            Request::CreateSrq { pd, cq, attr } => return self.create_srq(shards, number, session, pd, cq, attr),
+            Request::ModifySrq { srq, srq_limit } => self.modify_srq(shards, session, srq, srq_limit)?,
+            Request::QuerySrq { srq } => self.query_srq(shards, session, srq)?,
+            Request::DestroySrq { srq } => self.destroy_srq(shards, session, srq)?,
+            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, sq_sig_all } => {
+                let wanted = qps::WantedQp { pd, qp_type, send_cq, recv_cq, srq, cap, sq_sig_all };
+                return self.create_qp(shards, number, session, wanted);
+            }
+            Request::ModifyQp { qpn, attr, mask } => self.modify_qp(shards, session, qpn, attr, mask)?,
+            Request::QueryQp { qpn } => self.query_qp(shards, session, qpn)?,
+            Request::DestroyQp { qpn } => self.destroy_qp(shards, session, qpn)?,
+            Request::CreateAh { pd, .. } => {
+                session.pd(pd)?;
+                return refuse(errno::EOPNOTSUPP, "address handles serve UD, which this version does not offer yet");
+            }
+            Request::DestroyAh { ah } => return refuse(errno::EINVAL, format!("address handle {ah} does not exist")),
+            Request::Stats => self.stats(shards, now),
+            Request::ListQps { after } => self.list_qps(shards, number, session, after),
+            Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,
+            Request::ListSessions => self.list_sessions(number, session),
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    fn hello(
+        &self,
+        number: u32,
+        session: &mut Session,
+        abi_version: u32,
+        client_name: String,
+    ) -> Result<Answered, Refusal> {
+        if abi_version != ABI_VERSION {
+            let message = format!("the client speaks version {abi_version} of the shared-memory ABI, the daemon version {ABI_VERSION}");
+            return refuse(errno::EPROTO, message);
+        }
+        session.greeted = true;
+        session.client_name = client_name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let device = self.device_attr();
+        Ok((Reply::Hello { abi_version: ABI_VERSION, session: number, device }, Vec::new()))
+    }
+
+    fn port(&self, port_num: u8) -> Result<&PortConfig, Refusal> {
+        let index = usize::from(port_num).checked_sub(1);
+        let count = self.config.ports.len();
+        match index.and_then(|index| self.config.ports.get(index)) {
+            Some(port) => Ok(port),
+            None => refuse(errno::EINVAL, format!("port {port_num} does not exist: ports are 1 to {count}")),
+        }
+    }
+
+    fn device_attr(&self) -> DeviceAttr {
+        let limits = &self.config.limits;
+        DeviceAttr {
+            name: self.config.device_name.clone(),
+            node_guid: self.config.ports.first().map_or(0, |port| eui64(port.mac.0)),
+            fw_ver: self.config.version.clone(),
+            max_mr_size: limits.memory_bytes,
+            max_qp: limits.max_qp,
+            max_qp_wr: limits.max_qp_wr,
+            max_sge: limits.max_sge,
+            max_inline_data: limits.max_inline_data,
+            max_cq: limits.max_cq,
+            max_cqe: limits.max_cqe,
+            max_mr: limits.max_mr,
+            max_pd: limits.max_pd,
+            max_qp_rd_atom: limits.max_rd_atomic,
+            max_qp_init_rd_atom: limits.max_rd_atomic,
+            max_srq: limits.max_srq,
+            max_srq_wr: limits.max_qp_wr,
+            max_srq_sge: limits.max_sge,
+            max_memory_bytes: limits.memory_bytes,
+            phys_port_cnt: self.config.ports.len() as u8,
+            num_comp_vectors: u32::from(self.config.shard_count),
+        }
+    }
+
+    /// Has every shard execute a command that it answers with `Done`.
+    fn command_all<S: Shards>(&self, shards: &mut S, mut command: impl FnMut() -> Command) -> bool {
+        (0..self.config.shard_count).fold(true, |done, shard| {
+            !matches!(shards.command(shard, command()), Answer::Missing) && done
+        })
+    }
+}
+
+fn refused(refusal: Refusal) -> Answered {
+    (Reply::Refused { errno: refusal.errno, message: refusal.message }, Vec::new())
+}
+
+/// The node GUID that a MAC address gives (IBTA A17: EUI-64).
+fn eui64(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+fn port_attr(port: &PortConfig) -> PortAttr {
+    PortAttr {
+        active: true,
+        max_mtu: PathMtu::M4096.code(),
+        active_mtu: port.active_mtu().code(),
+        gid_tbl_len: port.addresses.len() as u32,
+        pkey_tbl_len: 1,
+        max_msg_sz: 1 << 31,
+        speed_mbps: port.speed_mbps,
+        mac: port.mac,
+        interface_mtu: port.interface_mtu,
+        driver: port.driver.clone(),
+        kernel_interface: port.kernel_interface.clone(),
+    }
+}
+
+fn gid_entries(port: &PortConfig) -> Vec<GidEntry> {
+    port.gids().zip(0..).map(|(gid, index)| GidEntry { gid, index, gid_type: GidType::RoceV2 }).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! Completion queues and shared receive queues.
+
+use shm::attr::SrqAttr;
+use shm::control::Reply;
+use shm::layout::QueueShape;
+use shm::ring::{CqWriter, RecvFetcher, cq_block_bytes, srq_block_bytes};
+
+use super::session::{CqBook, Session, SrqBook};
+use super::{Answered, Control, Refusal, errno, refuse};
+use crate::command::{Answer, Command, Shards};
+use crate::cq::Cq;
+use crate::srq::Srq;
+
+impl Control {
+    pub(super) fn create_cq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        session: &mut Session,
+        cqe: u32,
+        channel: Option<u32>,
+        comp_vector: Option<u32>,
+    ) -> Result<Answered, Refusal> {
+        let max = self.config.limits.max_cqe;
+        if cqe == 0 || cqe > max {
+            return refuse(errno::EINVAL, format!("a CQ of {cqe} entries: 1 to {max} are allowed"));
+        }
+        let wake = channel.map(|channel| session.channel(channel)).transpose()?;
+        let shard = self.place_cq(session, comp_vector);
+        let depth = cqe.next_power_of_two();
+        let (block, address) = session.allocate(cq_block_bytes(depth))?;
+        let Some(index) = self.shards[usize::from(shard)].cqs.allocate() else {
+            session.segments.release(address);
+            let max = self.config.limits.max_cq;
+            return refuse(errno::ENOMEM, format!("the limit of {max} CQs is reached"));
+        };
+        let fds = session.new_segment_fds(&[address])?;
+        let handle = session.handle();
+        let writer = CqWriter::new(&block, depth).or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
+        shards.command(shard, Command::AddCq { index, cq: Box::new(Cq::new(writer, number, handle, wake)) });
+        if let Some(channel) = channel {
+            session.use_channel(channel, true);
+        }
+        session.cqs.insert(handle, CqBook { shard, index, channel, address, users: 0 });
+        Ok((Reply::Cq { cq: handle, shard, depth, block: address }, fds))
+    }
+
+    /// Where the client asks; else where the session's CQs are, so that any two of them can serve one QP; else on the shard
+    /// with the fewest QPs.
+    fn place_cq(&self, session: &Session, comp_vector: Option<u32>) -> u8 {
+        let count = u32::from(self.config.shard_count);
+        match (comp_vector, session.cqs.values().next()) {
+            (Some(vector), _) => (vector % count) as u8,
+            (None, Some(cq)) => cq.shard,
+            (None, None) => {
+                let load = |&shard: &u8| self.shards[usize::from(shard)].qps.in_use();
+                (0..self.config.shard_count).min_by_key(load).unwrap_or(0)
+            }
+        }
+    }
+
+    pub(super) fn destroy_cq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        handle: u32,
+    ) -> Result<Reply, Refusal> {
+        let (shard, index, channel, address) = match session.cqs.get(&handle) {
+            None => return refuse(errno::EINVAL, format!("CQ {handle} does not exist")),
+            Some(CqBook { users: users @ 1.., .. }) => {
+                return refuse(errno::EBUSY, format!("CQ {handle} is used by {users} queues: destroy their QPs first"));
+            }
+            Some(cq) => (cq.shard, cq.index, cq.channel, cq.address),
+        };
+        session.cqs.remove(&handle);
+        // The engine's side goes first: after the answer it does not touch the block.
+        drop(shards.command(shard, Command::RemoveCq { index }));
+        self.shards[usize::from(shard)].cqs.release(index);
+        session.segments.release(address);
+        if let Some(channel) = channel {
+            session.use_channel(channel, false);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn create_srq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        session: &mut Session,
+        pd: u32,
+        cq: Option<u32>,
+        attr: SrqAttr,
+    ) -> Result<Answered, Refusal> {
+        let pd_number = session.pd(pd)?;
+        let limits = &self.config.limits;
+        let (max_wr, max_sge) = (limits.max_qp_wr, limits.max_sge);
+        if attr.max_wr == 0 || attr.max_wr > max_wr {
+            return refuse(errno::EINVAL, format!("an SRQ of {} work requests: 1 to {max_wr} are allowed", attr.max_wr));
+        }
+        if attr.max_sge > max_sge {
+            return refuse(errno::EINVAL, format!("{} SGEs: at most {max_sge} are allowed", attr.max_sge));
+        }
+        let shard = match cq.map(|cq| session.cqs.get(&cq).map(|book| book.shard)) {
+            Some(Some(shard)) => shard,
+            Some(None) => return refuse(errno::EINVAL, format!("CQ {} does not exist", cq.unwrap_or(0))),
+            None => self.place_cq(session, None),
+        };
+        let shape = QueueShape::recv(attr.max_wr, attr.max_sge.max(1));
+        let granted = SrqAttr { max_wr: shape.depth.min(max_wr), max_sge: shape.max_sge.min(max_sge), srq_limit: 0 };
+        let (block, address) = session.allocate(srq_block_bytes(shape))?;
+        let Some(index) = self.shards[usize::from(shard)].srqs.allocate() else {
+            session.segments.release(address);
+            let max = self.config.limits.max_srq;
+            return refuse(errno::ENOMEM, format!("the limit of {max} SRQs is reached"));
+        };
+        let fds = session.new_segment_fds(&[address])?;
+        let handle = session.handle();
+        let fetcher = RecvFetcher::new_srq(&block, shape).or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
+        shards.command(shard, Command::AddSrq { index, srq: Box::new(Srq::new(fetcher, number, handle, pd_number)) });
+        session.use_pd(pd, true);
+        let book = SrqBook { shard, index, pd, attr: granted, max_sge: shape.max_sge, address, users: 0 };
+        session.srqs.insert(handle, book);
+        Ok((Reply::Srq { srq: handle, attr: granted, shape, block: address }, fds))
+    }
+
+    pub(super) fn modify_srq<S: Shards>(
+        &self,
+        shards: &mut S,
+        session: &Session,
+        handle: u32,
+        limit: u32,
+    ) -> Result<Reply, Refusal> {
+        let Some(srq) = session.srqs.get(&handle) else {
+            return refuse(errno::EINVAL, format!("SRQ {handle} does not exist"));
+        };
+        let max = srq.attr.max_wr;
+        if limit > max {
+            return refuse(errno::EINVAL, format!("a limit of {limit}: the SRQ holds at most {max} receives"));
+        }
+        shards.command(srq.shard, Command::SetSrqLimit { index: srq.index, limit });
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn query_srq<S: Shards>(
+        &self,
+        shards: &mut S,
+        session: &Session,
+        handle: u32,
+    ) -> Result<Reply, Refusal> {
+        let Some(srq) = session.srqs.get(&handle) else {
+            return refuse(errno::EINVAL, format!("SRQ {handle} does not exist"));
+        };
+        let answer = shards.command(srq.shard, Command::QuerySrq { index: srq.index });
+        let srq_limit = if let Answer::SrqLimit { limit } = answer { limit } else { 0 };
+        Ok(Reply::SrqAttr(SrqAttr { srq_limit, ..srq.attr }))
+    }
+
+    pub(super) fn destroy_srq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        handle: u32,
+    ) -> Result<Reply, Refusal> {
+        let (shard, index, pd, address) = match session.srqs.get(&handle) {
+            None => return refuse(errno::EINVAL, format!("SRQ {handle} does not exist")),
+            Some(SrqBook { users: users @ 1.., .. }) => {
+                return refuse(errno::EBUSY, format!("SRQ {handle} is used by {users} QPs: destroy them first"));
+            }
+            Some(srq) => (srq.shard, srq.index, srq.pd, srq.address),
+        };
+        session.srqs.remove(&handle);
+        drop(shards.command(shard, Command::RemoveSrq { index }));
+        self.shards[usize::from(shard)].srqs.release(index);
+        session.segments.release(address);
+        session.use_pd(pd, false);
+        Ok(Reply::Done)
+    }
+}

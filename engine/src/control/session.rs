@@ -1,0 +1,270 @@
+//! The books of one session: which objects it has, and what uses what.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use shm::control::Reply;
+use shm::mapping::Mapping;
+use shm::segment::{Block, BlockAddress, SegmentAllocator};
+use shm::wake::WakeFd;
+
+use super::{Answered, Peer, Refusal, errno, refuse};
+use crate::config::EngineConfig;
+use crate::slab::IndexAllocator;
+
+/// Attached memory.
+pub(super) struct Memory {
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) users: u32,
+}
+
+/// A registered region, by its key.
+pub(super) struct MrBook {
+    pub(super) pd: u32,
+    pub(super) memory: u32,
+}
+
+/// A completion channel.
+pub(super) struct Channel {
+    pub(super) wake: Arc<WakeFd>,
+    pub(super) users: u32,
+}
+
+/// A CQ.
+pub(super) struct CqBook {
+    pub(super) shard: u8,
+    pub(super) index: u32,
+    pub(super) channel: Option<u32>,
+    pub(super) address: BlockAddress,
+    pub(super) users: u32,
+}
+
+/// An SRQ.
+pub(super) struct SrqBook {
+    pub(super) shard: u8,
+    pub(super) index: u32,
+    pub(super) pd: u32,
+    pub(super) attr: shm::attr::SrqAttr,
+    pub(super) max_sge: u32,
+    pub(super) address: BlockAddress,
+    pub(super) users: u32,
+}
+
+/// A QP.
+pub(super) struct QpBook {
+    pub(super) pd: u32,
+    pub(super) send_cq: u32,
+    pub(super) recv_cq: u32,
+    pub(super) srq: Option<u32>,
+    pub(super) address: BlockAddress,
+    pub(super) doorbell_index: u32,
+}
+
+/// The doorbell page of one shard.
+pub(super) struct DoorbellBook {
+    pub(super) address: BlockAddress,
+    pub(super) indices: IndexAllocator,
+}
+
+/// One client.
+pub(super) struct Session {
+    pub(super) peer: Peer,
+    pub(super) greeted: bool,
+    pub(super) client_name: String,
+    max_pd: u32,
+    memory_limit_bytes: u64,
+    pub(super) memory_bytes: u64,
+    next_handle: u32,
+    /// Protection domains by handle: their number in the engine, and users.
+    pub(super) pds: BTreeMap<u32, (u32, u32)>,
+    pub(super) memories: BTreeMap<u32, Memory>,
+    pub(super) mrs: BTreeMap<u32, MrBook>,
+    channels: BTreeMap<u32, Channel>,
+    pub(super) cqs: BTreeMap<u32, CqBook>,
+    pub(super) srqs: BTreeMap<u32, SrqBook>,
+    pub(super) qps: BTreeMap<u32, QpBook>,
+    pub(super) doorbells: Vec<Option<DoorbellBook>>,
+    pub(super) segments: SegmentAllocator,
+    /// Segments whose files the client has.
+    segments_sent: u32,
+}
+
+impl Session {
+    pub(super) fn new(peer: Peer, config: &EngineConfig) -> Self {
+        Self {
+            peer,
+            greeted: false,
+            client_name: String::new(),
+            max_pd: config.limits.max_pd,
+            memory_limit_bytes: config.limits.memory_bytes,
+            memory_bytes: 0,
+            next_handle: 1,
+            pds: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            mrs: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            doorbells: (0..config.shard_count).map(|_| None).collect(),
+            segments: SegmentAllocator::new(config.limits.ring_bytes),
+            segments_sent: 0,
+        }
+    }
+
+    /// A handle that no object of the session has.
+    pub(super) fn handle(&mut self) -> u32 {
+        loop {
+            let handle = self.next_handle;
+            self.next_handle = self.next_handle.wrapping_add(1).max(1);
+            let taken = self.pds.contains_key(&handle)
+                || self.memories.contains_key(&handle)
+                || self.channels.contains_key(&handle)
+                || self.cqs.contains_key(&handle)
+                || self.srqs.contains_key(&handle);
+            if !taken {
+                return handle;
+            }
+        }
+    }
+
+    /// A protection domain's number in the engine.
+    pub(super) fn pd(&self, handle: u32) -> Result<u32, Refusal> {
+        match self.pds.get(&handle) {
+            Some(&(number, _)) => Ok(number),
+            None => refuse(errno::EINVAL, format!("protection domain {handle} does not exist")),
+        }
+    }
+
+    pub(super) fn add_pd(&mut self, number: u32) -> Result<Reply, Refusal> {
+        if self.pds.len() >= self.max_pd as usize {
+            let limit = self.max_pd;
+            return refuse(errno::ENOMEM, format!("the limit of {limit} protection domains is reached"));
+        }
+        let handle = self.handle();
+        self.pds.insert(handle, (number, 0));
+        Ok(Reply::Handle(handle))
+    }
+
+    pub(super) fn dealloc_pd(&mut self, handle: u32) -> Result<Reply, Refusal> {
+        self.pd(handle)?;
+        match self.pds.get(&handle) {
+            Some(&(_, users @ 1..)) => {
+                refuse(errno::EBUSY, format!("protection domain {handle} is used by {users} objects: destroy them first"))
+            }
+            _ => {
+                self.pds.remove(&handle);
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    /// Counts a user of a protection domain up or down.
+    pub(super) fn use_pd(&mut self, handle: u32, up: bool) {
+        if let Some((_, users)) = self.pds.get_mut(&handle) {
+            *users = if up { *users + 1 } else { users.saturating_sub(1) };
+        }
+    }
+
+    pub(super) fn attach_memory(&mut self, fd: Option<OwnedFd>, bytes: u64) -> Result<Reply, Refusal> {
+        let Some(fd) = fd else { return refuse(errno::EINVAL, "AttachMemory needs a file descriptor with it") };
+        let left = self.memory_limit_bytes.saturating_sub(self.memory_bytes);
+        if bytes > left {
+            let limit = self.memory_limit_bytes;
+            let message = format!("{bytes} bytes are more than the {left} that are left of the session's limit of {limit}");
+            return refuse(errno::ENOMEM, message);
+        }
+        let mapped = Mapping::attach(fd, bytes).and_then(|mapping| {
+            mapping.populate(0, bytes)?;
+            Ok(mapping)
+        });
+        let mapping = match mapped {
+            Ok(mapping) => Arc::new(mapping),
+            Err(error @ shm::mapping::MapError::Os { .. }) => return refuse(errno::ENOMEM, error.to_string()),
+            Err(error) => return refuse(errno::EINVAL, error.to_string()),
+        };
+        let handle = self.handle();
+        self.memory_bytes += bytes;
+        self.memories.insert(handle, Memory { mapping, users: 0 });
+        Ok(Reply::Handle(handle))
+    }
+
+    pub(super) fn detach_memory(&mut self, handle: u32) -> Result<Reply, Refusal> {
+        match self.memories.get(&handle) {
+            None => refuse(errno::EINVAL, format!("memory {handle} does not exist")),
+            Some(Memory { users: users @ 1.., .. }) => {
+                refuse(errno::EBUSY, format!("memory {handle} holds {users} regions: deregister them first"))
+            }
+            Some(memory) => {
+                self.memory_bytes -= memory.mapping.bytes();
+                self.memories.remove(&handle);
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    pub(super) fn create_channel(&mut self) -> Result<Answered, Refusal> {
+        let made = WakeFd::new().and_then(|wake| {
+            let copy = wake.as_fd().try_clone_to_owned()?;
+            Ok((wake, copy))
+        });
+        match made {
+            Ok((wake, copy)) => {
+                let handle = self.handle();
+                self.channels.insert(handle, Channel { wake: Arc::new(wake), users: 0 });
+                Ok((Reply::Handle(handle), vec![copy]))
+            }
+            Err(error) => refuse(errno::ENOMEM, format!("no eventfd for a completion channel: {error}")),
+        }
+    }
+
+    pub(super) fn destroy_channel(&mut self, handle: u32) -> Result<Reply, Refusal> {
+        match self.channels.get(&handle) {
+            None => refuse(errno::EINVAL, format!("completion channel {handle} does not exist")),
+            Some(Channel { users: users @ 1.., .. }) => {
+                refuse(errno::EBUSY, format!("completion channel {handle} is used by {users} CQs: destroy them first"))
+            }
+            Some(_) => {
+                self.channels.remove(&handle);
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    /// The eventfd of a channel.
+    pub(super) fn channel(&self, handle: u32) -> Result<Arc<WakeFd>, Refusal> {
+        match self.channels.get(&handle) {
+            Some(channel) => Ok(Arc::clone(&channel.wake)),
+            None => refuse(errno::EINVAL, format!("completion channel {handle} does not exist")),
+        }
+    }
+
+    /// Counts a user of a channel up or down.
+    pub(super) fn use_channel(&mut self, handle: u32, up: bool) {
+        if let Some(channel) = self.channels.get_mut(&handle) {
+            channel.users = if up { channel.users + 1 } else { channel.users.saturating_sub(1) };
+        }
+    }
+
+    /// A block for rings.
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<(Block, BlockAddress), Refusal> {
+        self.segments.allocate(bytes).or_else(|error| refuse(errno::ENOMEM, error.to_string()))
+    }
+
+    /// Files of the segments that the client does not have yet, up to the highest one named.
+    pub(super) fn new_segment_fds(&mut self, addresses: &[BlockAddress]) -> Result<Vec<OwnedFd>, Refusal> {
+        let end = addresses.iter().map(|a| a.segment + 1).max().unwrap_or(0);
+        let mut fds = Vec::new();
+        for segment in self.segments_sent..end {
+            let copy = self.segments.mapping(segment).map(|mapping| mapping.fd().try_clone_to_owned());
+            match copy {
+                Some(Ok(fd)) => fds.push(fd),
+                Some(Err(error)) => return refuse(errno::ENOMEM, format!("no file descriptor for a ring: {error}")),
+                None => {}
+            }
+        }
+        self.segments_sent = self.segments_sent.max(end);
+        Ok(fds)
+    }
+}

@@ -1,0 +1,135 @@
+//! Counters: plain numbers that only their shard writes; readers get copies. Names are the kernel's (rxe, mlx5) where one
+//! exists there.
+
+/// Declares a struct of counters that knows their names.
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$cdoc:meta])* $counter:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct $name {
+            $($(#[$cdoc])* pub $counter: u64,)*
+        }
+        impl $name {
+            /// Name and value of every counter, in the order of declaration.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($counter), self.$counter)),*].into_iter()
+            }
+            /// Adds another shard's counters.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$counter += other.$counter;)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// What one shard saw of a port.
+    PortCounters {
+        /// RoCE packets received, right or wrong.
+        rx_roce_packets,
+        /// Bytes of their frames.
+        rx_roce_bytes,
+        /// RoCE packets built for transmission.
+        tx_roce_packets,
+        /// Bytes of their frames.
+        tx_roce_bytes,
+        /// RoCE packets that stayed in this engine: both QPs are its own.
+        local_packets,
+        /// ARP packets received.
+        rx_arp_packets,
+        /// ARP packets sent.
+        tx_arp_packets,
+        /// ARP packets in which another host claims one of our addresses.
+        arp_address_conflict,
+        /// Frames of other protocols: not ours.
+        rx_other_packets,
+        /// Frames cut short, or whose lengths contradict each other.
+        rx_malformed_packets,
+        /// IP header checksum or UDP checksum wrong.
+        rx_checksum_err,
+        /// Opcode that does not exist.
+        rx_unknown_opcode,
+        /// Transport version other than 0.
+        rx_bad_tver,
+        /// ICRC wrong: dropped silently.
+        rx_icrc_encapsulated,
+        /// QPN that does not exist (or belongs to another shard and could not be handed over).
+        rx_unknown_qpn,
+        /// P_Key that does not match.
+        rx_bad_pkey,
+        /// Addresses are not those of the QP's path.
+        rx_wrong_path,
+        /// Opcode of another service than the QP's.
+        rx_wrong_service,
+        /// The QP's state takes no such packet.
+        rx_wrong_state,
+        /// CNPs received.
+        rp_cnp_received,
+    }
+}
+
+counters! {
+    /// What the transport of one shard did.
+    ShardCounters {
+        /// Request packets executed.
+        rx_requests,
+        /// READ and atomic responses taken.
+        rx_responses,
+        /// Acknowledgements taken.
+        rx_acks,
+        /// Duplicate requests: acknowledged or answered again, not executed again.
+        duplicate_request,
+        /// Requests ahead of the expected PSN.
+        out_of_seq_request,
+        /// Responses or acknowledgements for packets that were never sent.
+        ghost_ack,
+        /// Responses or acknowledgements that came twice or too late.
+        duplicate_ack,
+        /// RNR NAKs received.
+        rcvd_rnr_err,
+        /// RNR NAKs sent.
+        send_rnr_err,
+        /// Sequence NAKs received.
+        rcvd_seq_err,
+        /// Sequence NAKs sent.
+        out_of_sequence,
+        /// A gap in responses: asked again from there.
+        implied_nak_seq_err,
+        /// Acknowledgement timeouts.
+        local_ack_timeout_err,
+        /// Request packets sent again.
+        retransmitted_packets,
+        /// QPs that used retry_cnt up.
+        retry_exceeded_err,
+        /// QPs that used rnr_retry up.
+        retry_rnr_exceeded_err,
+        /// Invalid requests received: NAK 1.
+        resp_local_length_error,
+        /// Access violations received: NAK 2.
+        resp_remote_access_errors,
+        /// Failures of our own as responder: NAK 3.
+        resp_local_operation_err,
+        /// NAKs received that broke a QP.
+        req_remote_errors,
+        /// Work requests of clients that were wrong.
+        req_local_errors,
+        /// Work requests flushed.
+        flushed_wqes,
+        /// Work requests completed.
+        completed_wqes,
+        /// Completions lost because a client's CQ was full.
+        cq_overrun,
+        /// Ring indices that no correct client writes.
+        bad_ring_index,
+        /// Asynchronous events that did not fit the queue to the control side.
+        events_lost,
+        /// Doorbells served.
+        doorbells,
+        /// Turns of the loop.
+        turns,
+        /// Turns that found nothing to do.
+        idle_turns,
+    }
+}
+
+pub(crate) use counters;

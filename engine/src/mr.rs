@@ -1,0 +1,396 @@
+//! Memory regions as one shard sees them: keys, rights, ranges, and bounded access to the memory behind them.
+
+use std::sync::Arc;
+
+use shm::attr::AccessFlags;
+use shm::mapping::{Mapping, OutOfBounds};
+
+/// What a peer may do; what invalidating a key takes away.
+const REMOTE_RIGHTS: AccessFlags =
+    AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
+
+/// A memory region.
+#[derive(Clone, Debug)]
+pub struct MrEntry {
+    /// L_Key and R_Key: a random 32-bit value, never 0.
+    pub key: u32,
+    /// The protection domain, unique among all sessions.
+    pub pd: u32,
+    /// Rights.
+    pub access: AccessFlags,
+    /// First address that SGEs and peers use for it; 0 for a zero-based region.
+    pub addr: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// The memory that it is part of.
+    pub mapping: Arc<Mapping>,
+    /// Where in `mapping` it begins, bytes.
+    pub offset: u64,
+}
+
+impl MrEntry {
+    /// Whether all of its addresses are 64-bit values and all of its bytes lie in its mapping.
+    fn is_sound(&self) -> bool {
+        let end = self.offset.checked_add(self.length);
+        self.addr.checked_add(self.length).is_some() && end.is_some_and(|end| end <= self.mapping.bytes())
+    }
+}
+
+/// Why an access to a region is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MrFault {
+    /// No region has this key.
+    UnknownKey,
+    /// The region is of another protection domain than the QP.
+    WrongPd,
+    /// The access does not lie within the region.
+    OutOfRange,
+    /// The region does not grant the right.
+    NoRight,
+}
+
+/// The part of a region that an access was granted to; offsets count from its first byte.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MrSlice<'a> {
+    mapping: &'a Mapping,
+    offset: u64,
+    length: u32,
+}
+
+impl MrSlice<'_> {
+    /// Where byte `at` lies in the mapping, if `bytes` bytes from there on are granted.
+    #[inline]
+    fn position(&self, at: u32, bytes: usize) -> Result<u64, OutOfBounds> {
+        match usize::try_from(self.length.checked_sub(at).ok_or(OutOfBounds)?) {
+            Ok(granted) if bytes <= granted => Ok(self.offset + u64::from(at)),
+            _ => Err(OutOfBounds),
+        }
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied.
+    #[inline]
+    pub(crate) fn write(&self, at: u32, data: &[u8]) -> Result<(), OutOfBounds> {
+        self.mapping.write(self.position(at, data.len())?, data)
+    }
+
+    /// Copies bytes out and folds them, as copied, into the CRC-32 `crc` (zlib's convention).
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied.
+    #[inline]
+    pub(crate) fn read_crc(&self, at: u32, out: &mut [u8], crc: u32) -> Result<u32, OutOfBounds> {
+        self.mapping.read_crc(self.position(at, out.len())?, out, crc)
+    }
+
+    /// Atomically changes the 64-bit word at `at` and returns what it was. `change` may run more than once; `None` from it
+    /// leaves the word as it is.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if the word is not wholly granted or not aligned to 8 bytes; nothing was changed.
+    #[inline]
+    pub(crate) fn update_u64(&self, at: u32, change: impl Fn(u64) -> Option<u64>) -> Result<u64, OutOfBounds> {
+        self.mapping.update_u64(self.position(at, 8)?, change)
+    }
+}
+
+/// The regions of one shard: a table indexed by the low bits of the key.
+///
+/// Keys are random, so a table of twice the slots finds room for a new one in two draws on average, and a lookup is one
+/// load and one comparison of the whole key.
+#[derive(Debug)]
+pub(crate) struct MrTable {
+    slots: Box<[Option<MrEntry>]>,
+}
+
+impl MrTable {
+    /// A table for `max_regions` regions, with at least twice as many slots. The only allocation; that no more regions are
+    /// made than that is for the control side to see to.
+    pub(crate) fn new(max_regions: u32) -> Self {
+        let slots = (max_regions.max(1) as usize * 2).next_power_of_two();
+        Self { slots: std::iter::repeat_with(|| None).take(slots).collect() }
+    }
+
+    #[inline]
+    fn slot_of(&self, key: u32) -> usize {
+        // The number of slots is a power of two.
+        key as usize & (self.slots.len() - 1)
+    }
+
+    /// Whether a region can have this key: it is not 0, and its slot is free.
+    pub(crate) fn has_room_for(&self, key: u32) -> bool {
+        key != 0 && self.slots[self.slot_of(key)].is_none()
+    }
+
+    /// Takes a region. Returns false, and drops it, if its key is 0 or its slot is in use, or if its range overflows or
+    /// reaches beyond its mapping.
+    #[must_use = "a region that does not fit is dropped"]
+    pub(crate) fn insert(&mut self, entry: MrEntry) -> bool {
+        let fits = self.has_room_for(entry.key) && entry.is_sound();
+        if fits {
+            let slot = self.slot_of(entry.key);
+            self.slots[slot] = Some(entry);
+        }
+        fits
+    }
+
+    /// Gives a region back; `None` if no region has this key.
+    pub(crate) fn remove(&mut self, key: u32) -> Option<MrEntry> {
+        let slot = self.slot_of(key);
+        self.slots[slot].take_if(|entry| entry.key == key)
+    }
+
+    /// The region with this key.
+    #[inline]
+    pub(crate) fn get(&self, key: u32) -> Option<&MrEntry> {
+        self.slots[self.slot_of(key)].as_ref().filter(|entry| entry.key == key)
+    }
+
+    /// Checks an access of `length` bytes from `addr` on against the region `key`, and grants it.
+    ///
+    /// A length of 0 needs an address within the region or just behind it: where key and address of an empty access are not
+    /// to be looked at (READ and WRITE of length 0), don't call this.
+    ///
+    /// # Errors
+    /// The first of these that holds: [`MrFault::UnknownKey`], [`MrFault::WrongPd`], [`MrFault::NoRight`],
+    /// [`MrFault::OutOfRange`]. IBTA 10.6.3, 9.7.4.1.5.
+    #[inline]
+    pub(crate) fn resolve(
+        &self,
+        key: u32,
+        pd: u32,
+        addr: u64,
+        length: u32,
+        needed: AccessFlags,
+    ) -> Result<MrSlice<'_>, MrFault> {
+        let entry = self.get(key).ok_or(MrFault::UnknownKey)?;
+        if entry.pd != pd {
+            return Err(MrFault::WrongPd);
+        }
+        if !entry.access.contains(needed) {
+            return Err(MrFault::NoRight);
+        }
+        let start = addr.checked_sub(entry.addr).ok_or(MrFault::OutOfRange)?;
+        match entry.length.checked_sub(start) {
+            // `offset + start` stays within the mapping, as `insert` checked.
+            Some(rest) if u64::from(length) <= rest => {
+                Ok(MrSlice { mapping: &entry.mapping, offset: entry.offset + start, length })
+            }
+            _ => Err(MrFault::OutOfRange),
+        }
+    }
+
+    /// Takes all remote rights from a region, as a SEND with invalidate asks. Returns false if `key` is no R_Key of that
+    /// protection domain: no such region, or one without remote rights.
+    ///
+    /// The region's copies in other shards are the caller's matter.
+    #[must_use = "a key that can't be invalidated is the peer's error"]
+    pub(crate) fn revoke_remote(&mut self, key: u32, pd: u32) -> bool {
+        let slot = self.slot_of(key);
+        let entry = self.slots[slot].as_mut().filter(|entry| entry.key == key && entry.pd == pd);
+        match entry {
+            Some(entry) if entry.access.intersects(REMOTE_RIGHTS) => {
+                entry.access = entry.access.without(REMOTE_RIGHTS);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shm::mapping::PageSize;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn mapping() -> Arc<Mapping> {
+        Arc::new(Mapping::create(c"mr-test", PAGE, PageSize::Base).expect("a page of memory"))
+    }
+
+    fn entry(key: u32, mapping: &Arc<Mapping>) -> MrEntry {
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+        MrEntry { key, pd: 7, access, addr: 0x1000, length: 100, mapping: Arc::clone(mapping), offset: 64 }
+    }
+
+    fn table_with(entry: MrEntry) -> MrTable {
+        let mut table = MrTable::new(4);
+        assert!(table.insert(entry));
+        table
+    }
+
+    #[test]
+    fn access_within_the_region_reaches_its_bytes() {
+        let memory = mapping();
+        let table = table_with(entry(9, &memory));
+        let slice = table.resolve(9, 7, 0x1000 + 90, 10, AccessFlags::LOCAL_WRITE).unwrap();
+        slice.write(2, b"12345678").unwrap();
+        let mut seen = [0; 8];
+        memory.read(64 + 92, &mut seen).unwrap();
+        assert_eq!(&seen, b"12345678");
+        let mut out = [0; 3];
+        assert_eq!(slice.read_crc(7, &mut out, 0), Ok(crc32fast::hash(b"678")));
+        assert_eq!(&out, b"678");
+    }
+
+    #[test]
+    fn access_beyond_the_slice_is_refused_and_changes_nothing() {
+        let memory = mapping();
+        let table = table_with(entry(9, &memory));
+        let slice = table.resolve(9, 7, 0x1000, 10, AccessFlags::LOCAL_WRITE).unwrap();
+        assert_eq!(slice.write(3, &[0xff; 8]), Err(OutOfBounds));
+        assert_eq!(slice.write(11, &[]), Err(OutOfBounds));
+        assert_eq!(slice.read_crc(u32::MAX, &mut [0; 8], 0), Err(OutOfBounds));
+        assert_eq!(slice.update_u64(8, |_| Some(1)), Err(OutOfBounds));
+        let mut page = [1; PAGE as usize];
+        memory.read(0, &mut page).unwrap();
+        assert_eq!(page, [0; PAGE as usize]);
+        assert_eq!(slice.write(10, &[]), Ok(()));
+    }
+
+    #[test]
+    fn atomic_changes_an_aligned_word() {
+        let table = table_with(entry(9, &mapping()));
+        let slice = table.resolve(9, 7, 0x1000, 16, AccessFlags::LOCAL_WRITE).unwrap();
+        assert_eq!(slice.update_u64(8, |old| old.checked_add(5)), Ok(0));
+        assert_eq!(slice.update_u64(8, |old| (old == 4).then_some(0)), Ok(5));
+        assert_eq!(slice.update_u64(8, |_| None), Ok(5));
+        assert_eq!(slice.update_u64(4, |_| Some(1)), Err(OutOfBounds));
+    }
+
+    #[test]
+    fn faults_come_in_order() {
+        let table = table_with(entry(9, &mapping()));
+        let fault = |key, pd, addr, length, needed| table.resolve(key, pd, addr, length, needed).unwrap_err();
+        let write = AccessFlags::REMOTE_WRITE;
+        assert_eq!(fault(0, 7, 0x1000, 1, AccessFlags::NONE), MrFault::UnknownKey);
+        // Same slot, other key.
+        assert_eq!(fault(9 + 8, 1, 0, 1, write), MrFault::UnknownKey);
+        assert_eq!(fault(9, 1, 0, 1, write), MrFault::WrongPd);
+        assert_eq!(fault(9, 7, 0, 1, write), MrFault::NoRight);
+        assert_eq!(fault(9, 7, 0x0fff, 1, AccessFlags::REMOTE_READ), MrFault::OutOfRange);
+        assert_eq!(fault(9, 7, 0x1000, 101, AccessFlags::NONE), MrFault::OutOfRange);
+        assert_eq!(fault(9, 7, u64::MAX, u32::MAX, AccessFlags::NONE), MrFault::OutOfRange);
+    }
+
+    #[test]
+    fn unsound_regions_are_refused() {
+        let memory = mapping();
+        let mut table = MrTable::new(4);
+        let good = entry(9, &memory);
+        assert!(!table.insert(MrEntry { key: 0, ..good.clone() }));
+        assert!(!table.insert(MrEntry { offset: PAGE - 99, ..good.clone() }));
+        assert!(!table.insert(MrEntry { offset: u64::MAX, ..good.clone() }));
+        assert!(!table.insert(MrEntry { addr: u64::MAX - 99, ..good.clone() }));
+        assert!(!table.insert(MrEntry { length: u64::MAX, ..good.clone() }));
+        assert!(table.insert(MrEntry { offset: PAGE - 100, addr: u64::MAX - 100, ..good }));
+        assert!(table.resolve(9, 7, u64::MAX - 1, 1, AccessFlags::NONE).is_ok());
+        assert_eq!(Arc::strong_count(&memory), 2, "what is refused is dropped");
+    }
+
+    #[test]
+    fn revoked_region_keeps_its_local_rights() {
+        let mut table = table_with(entry(9, &mapping()));
+        assert!(!table.revoke_remote(9, 6));
+        assert!(!table.revoke_remote(1, 7));
+        assert!(table.resolve(9, 7, 0x1000, 1, AccessFlags::REMOTE_READ).is_ok());
+        assert!(table.revoke_remote(9, 7));
+        assert_eq!(table.resolve(9, 7, 0x1000, 1, AccessFlags::REMOTE_READ).unwrap_err(), MrFault::NoRight);
+        assert!(table.resolve(9, 7, 0x1000, 1, AccessFlags::LOCAL_WRITE).is_ok());
+        assert!(!table.revoke_remote(9, 7), "it is no R_Key any more");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert { key: u32, pd: u32, access: u32, addr: u64, length: u64 },
+        Remove(u32),
+        Revoke(u32, u32),
+        Resolve { key: u32, pd: u32, addr: u64, length: u32, needed: u32 },
+    }
+
+    /// Few keys, of which several share a slot of the eight.
+    fn key() -> impl Strategy<Value = u32> {
+        (0..3_u32, 0..4_u32).prop_map(|(tag, slot)| tag << 8 | slot)
+    }
+
+    /// Addresses close to both ends of the regions, and of the address space.
+    fn addr() -> impl Strategy<Value = u64> {
+        prop_oneof![0x1000 - 4..0x1000 + 70_u64, Just(u64::MAX - 64), u64::MAX - 70..=u64::MAX, Just(0)]
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let length = prop_oneof![0..70_u64, Just(PAGE - 64), Just(PAGE)];
+        prop_oneof![
+            2 => (key(), 0..2_u32, 0..16_u32, addr(), length)
+                .prop_map(|(key, pd, access, addr, length)| Step::Insert { key, pd, access, addr, length }),
+            1 => key().prop_map(Step::Remove),
+            1 => (key(), 0..2_u32).prop_map(|(key, pd)| Step::Revoke(key, pd)),
+            4 => (key(), 0..2_u32, addr(), prop_oneof![0..70_u32, Just(u32::MAX)], 0..16_u32)
+                .prop_map(|(key, pd, addr, length, needed)| Step::Resolve { key, pd, addr, length, needed }),
+        ]
+    }
+
+    /// The same by 128-bit arithmetic and a list.
+    fn model_resolve(list: &[MrEntry], step: (u32, u32, u64, u32, u32)) -> Result<u64, MrFault> {
+        let (key, pd, addr, length, needed) = step;
+        let entry = list.iter().find(|entry| entry.key == key).ok_or(MrFault::UnknownKey)?;
+        let (first, last) = (u128::from(addr), u128::from(addr) + u128::from(length));
+        let (start, end) = (u128::from(entry.addr), u128::from(entry.addr) + u128::from(entry.length));
+        match () {
+            () if entry.pd != pd => Err(MrFault::WrongPd),
+            () if needed & !entry.access.0 != 0 => Err(MrFault::NoRight),
+            () if first < start || last > end => Err(MrFault::OutOfRange),
+            () => Ok(entry.offset + (addr - entry.addr)),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+        #[test]
+        fn table_agrees_with_a_list(steps in prop::collection::vec(step(), 1..80)) {
+            let memory = mapping();
+            let mut table = MrTable::new(4);
+            let mut list: Vec<MrEntry> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Insert { key, pd, access, addr, length } => {
+                        let access = AccessFlags(access);
+                        let entry = MrEntry { key, pd, access, addr, length, mapping: Arc::clone(&memory), offset: 64 };
+                        let room = key != 0 && list.iter().all(|other| other.key % 8 != key % 8);
+                        prop_assert_eq!(table.has_room_for(key), room);
+                        let sound = length <= PAGE - 64 && u128::from(addr) + u128::from(length) < 1 << 64;
+                        prop_assert_eq!(table.insert(entry.clone()), room && sound);
+                        if room && sound {
+                            list.push(entry);
+                        }
+                    }
+                    Step::Remove(key) => {
+                        let at = list.iter().position(|entry| entry.key == key);
+                        let removed = at.map(|at| list.swap_remove(at).addr);
+                        prop_assert_eq!(table.remove(key).map(|entry| entry.addr), removed);
+                    }
+                    Step::Revoke(key, pd) => {
+                        let entry = list.iter_mut().find(|e| e.key == key && e.pd == pd && e.access.0 & 14 != 0);
+                        prop_assert_eq!(table.revoke_remote(key, pd), entry.is_some());
+                        if let Some(entry) = entry {
+                            entry.access.0 &= 1;
+                        }
+                    }
+                    Step::Resolve { key, pd, addr, length, needed } => {
+                        let found = table.resolve(key, pd, addr, length, AccessFlags(needed));
+                        let offset = found.map(|slice| slice.offset);
+                        prop_assert_eq!(offset, model_resolve(&list, (key, pd, addr, length, needed)));
+                    }
+                }
+                for entry in &list {
+                    prop_assert_eq!(table.get(entry.key).map(|e| e.access), Some(entry.access));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The neighbours of one port: which MAC an IP address has, found and kept right by ARP (RFC 826).
+//!
+//! Sans-IO, one table a port and shard. A QP acquires its peer once ([`NeighTable::acquire`]), keeps the index, and reads the
+//! MAC by it again when [`ArpOutcome::changed`] names it. States and terms are those of RFC 4861 7.3.2, the unicast poll is
+//! RFC 1122 2.3.2.1's:
+//!
+//! ```text
+//!              an answer                30 s, if in use              3 tries unanswered
+//! Incomplete ------------> Reachable -------------------> Probe -------------------------> Incomplete
+//!    |   ^                     ^                            |   (asks by unicast,             (asks by broadcast)
+//!    |   | 5 s, if in use      +----------------------------+    the MAC stays in use)
+//!    v   |                               an answer
+//!   Failed   (3 tries unanswered)
+//! ```
+
+use core::net::{IpAddr, Ipv4Addr};
+
+use wire::{ArpOperation, ArpRepr, MacAddr};
+
+use crate::config::PortConfig;
+use crate::time::Time;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// How long an answer is trusted (RFC 4861's REACHABLE_TIME).
+const REACHABLE_NS: u64 = 30 * SECOND_NS;
+/// How long a request waits for its answer: RFC 1122 2.3.2.1 allows one a second to each address.
+const RETRANSMIT_NS: u64 = SECOND_NS;
+/// How long a neighbour that does not answer is left alone.
+const HOLD_OFF_NS: u64 = 5 * SECOND_NS;
+/// Requests in a row that may stay unanswered.
+const TRIES: u8 = 3;
+
+/// What is known of a neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NeighState {
+    /// Asked for by broadcast; no MAC.
+    Incomplete {
+        /// Requests sent.
+        tries: u8,
+    },
+    /// Confirmed less than 30 s ago.
+    Reachable,
+    /// Longer ago; asked for by unicast, usable meanwhile.
+    Probe {
+        /// Requests sent.
+        tries: u8,
+    },
+    /// Does not answer; no MAC.
+    Failed,
+    /// Set by the operator: never asked for, never changed by ARP.
+    Static,
+}
+
+/// A request to be sent for an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ArpRequest {
+    /// The address asked for.
+    pub(crate) target: IpAddr,
+    /// Where the request goes: to the MAC that is to be confirmed, or to all if `None`.
+    pub(crate) unicast: Option<MacAddr>,
+}
+
+/// What an ARP packet led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ArpOutcome {
+    /// The reply to send to `target_mac`.
+    pub(crate) reply: Option<ArpRepr>,
+    /// The packet claimed one of our addresses for another MAC, and was ignored.
+    pub(crate) conflict: bool,
+    /// The neighbour whose MAC is known since, or is another.
+    pub(crate) changed: Option<u32>,
+}
+
+/// One neighbour.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    ip: IpAddr,
+    /// `Some` in the usable states, and only there.
+    mac: Option<MacAddr>,
+    state: NeighState,
+    /// When the state ends.
+    until: Time,
+    use_count: u32,
+}
+
+impl Entry {
+    /// Goes to `state` until `until`, and returns the request to send there.
+    fn ask(&mut self, state: NeighState, until: Time) -> ArpRequest {
+        self.state = state;
+        self.until = until;
+        ArpRequest { target: self.ip, unicast: self.mac }
+    }
+}
+
+/// The neighbours of one port.
+#[derive(Clone, Debug)]
+pub(crate) struct NeighTable {
+    entries: Box<[Option<Entry>]>,
+    /// Address and slot of every entry, by rising address. Its capacity is reserved.
+    by_ip: Vec<(IpAddr, u32)>,
+    /// No entry needs a poll before this.
+    next_poll: Time,
+    /// The slot where the current round of polls goes on.
+    cursor: usize,
+}
+
+impl NeighTable {
+    /// A table for `capacity` neighbours. The only allocation.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            entries: vec![None; capacity].into_boxed_slice(),
+            by_ip: Vec::with_capacity(capacity),
+            next_poll: Time::NEVER,
+            cursor: 0,
+        }
+    }
+
+    /// The index of the neighbour with this address, which is asked for at the next poll if it is not known. Counts one use
+    /// more, until [`release`](Self::release). `None` if the table is full of neighbours in use.
+    ///
+    /// `ip` should be a unicast address on the port's own network.
+    pub(crate) fn acquire(&mut self, ip: IpAddr) -> Option<u32> {
+        let slot = match self.find(ip) {
+            Some(slot) => slot,
+            None => self.make_room_and_insert(ip, NeighState::Incomplete { tries: 0 }, Time::ZERO)?,
+        };
+        self.entry_mut(slot).use_count += 1;
+        Some(slot)
+    }
+
+    /// Takes one use back. A neighbour that nobody uses stays until its state ends or its room is needed, so that one that is
+    /// acquired and released all the time is still asked for once a second at most.
+    ///
+    /// # Panics
+    /// If the index has no use left: it was released more often than acquired.
+    pub(crate) fn release(&mut self, index: u32) {
+        let entry = self.entry_mut(index);
+        assert!(entry.use_count > 0, "neighbour {} released once too often", entry.ip);
+        entry.use_count -= 1;
+    }
+
+    /// The neighbour's MAC; `None` while it is not known, and once it has stopped to answer.
+    #[inline]
+    pub(crate) fn mac(&self, index: u32) -> Option<MacAddr> {
+        self.entry(index).mac
+    }
+
+    /// Fixes a neighbour's MAC: ARP neither asks for it nor changes it. Returns its index, or `None` if the table is full of
+    /// neighbours in use.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the configuration names no static neighbours yet"))]
+    pub(crate) fn insert_static(&mut self, ip: IpAddr, mac: MacAddr) -> Option<u32> {
+        let slot = match self.find(ip) {
+            Some(slot) => slot,
+            None => self.make_room_and_insert(ip, NeighState::Static, Time::NEVER)?,
+        };
+        let entry = self.entry_mut(slot);
+        (entry.mac, entry.state, entry.until) = (Some(mac), NeighState::Static, Time::NEVER);
+        Some(slot)
+    }
+
+    /// Takes what a packet to us says about its sender; a neighbour that is not in the table is added if there is room to
+    /// spare. Returns the neighbour if its MAC was not known or was another. MACs and addresses that no single host can have
+    /// are ignored.
+    pub(crate) fn learn(&mut self, now: Time, ip: IpAddr, mac: MacAddr) -> Option<u32> {
+        if is_host(ip, mac) && self.find(ip).is_none() {
+            self.insert(ip, NeighState::Incomplete { tries: 0 }, now)?;
+        }
+        self.update(now, ip, mac)
+    }
+
+    /// The same for a neighbour that is in the table; others are ignored.
+    fn update(&mut self, now: Time, ip: IpAddr, mac: MacAddr) -> Option<u32> {
+        let slot = self.find(ip).filter(|_| is_host(ip, mac))?;
+        let entry = self.entry_mut(slot);
+        if entry.state == NeighState::Static {
+            return None;
+        }
+        entry.state = NeighState::Reachable;
+        entry.until = now.add_ns(REACHABLE_NS);
+        let until = entry.until;
+        let known = entry.mac.replace(mac);
+        self.wake_at(until);
+        (known != Some(mac)).then_some(slot)
+    }
+
+    /// Takes an ARP packet from the wire.
+    ///
+    /// A request to us may add a neighbour; replies and gratuitous ARP only update, so that what hosts say to each other
+    /// fills no room. Requests are answered if the port answers ARP at all. A packet that claims one of our addresses for
+    /// another MAC is ignored (RFC 5227 2.4).
+    pub(crate) fn handle_arp(&mut self, now: Time, arp: &ArpRepr, port: &PortConfig) -> ArpOutcome {
+        let is_ours = |ip: Ipv4Addr| port.addresses.contains(&IpAddr::V4(ip));
+        if arp.sender_mac == port.mac {
+            // Our own, come back.
+            return ArpOutcome::default();
+        }
+        if is_ours(arp.sender_ip) {
+            return ArpOutcome { conflict: true, ..ArpOutcome::default() };
+        }
+        let asks_us = arp.operation == ArpOperation::Request && is_ours(arp.target_ip);
+        let sender = IpAddr::V4(arp.sender_ip);
+        let changed =
+            if asks_us { self.learn(now, sender, arp.sender_mac) } else { self.update(now, sender, arp.sender_mac) };
+        // A probe has no sender address (RFC 5227 2.1.1): it is answered all the same.
+        let is_answered = asks_us && port.answers_arp && !arp.sender_mac.is_multicast();
+        let reply = is_answered.then_some(ArpRepr {
+            operation: ArpOperation::Reply,
+            sender_mac: port.mac,
+            sender_ip: arp.target_ip,
+            target_mac: arp.sender_mac,
+            target_ip: arp.sender_ip,
+        });
+        ArpOutcome { reply, conflict: false, changed }
+    }
+
+    /// When to call [`poll_request`](Self::poll_request) next, or a little earlier; [`Time::NEVER`] if there is nothing to
+    /// wait for.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Time {
+        self.next_poll
+    }
+
+    /// The next request to send. Call it until there is none.
+    ///
+    /// Cost: one comparison when nothing is due, else a walk over the table for each round.
+    #[inline]
+    pub(crate) fn poll_request(&mut self, now: Time) -> Option<ArpRequest> {
+        if now < self.next_poll { None } else { self.poll_round(now) }
+    }
+
+    fn poll_round(&mut self, now: Time) -> Option<ArpRequest> {
+        while self.cursor < self.entries.len() {
+            let slot = self.cursor;
+            self.cursor += 1;
+            if self.entries[slot].is_some_and(|entry| entry.until <= now)
+                && let Some(request) = self.poll_entry(now, slot as u32)
+            {
+                return Some(request);
+            }
+        }
+        self.cursor = 0;
+        let deadlines = self.entries.iter().flatten().map(|entry| entry.until);
+        self.next_poll = deadlines.min().unwrap_or(Time::NEVER);
+        None
+    }
+
+    /// What a neighbour does whose deadline has passed.
+    fn poll_entry(&mut self, now: Time, slot: u32) -> Option<ArpRequest> {
+        let retry_at = now.add_ns(RETRANSMIT_NS);
+        let entry = self.entry_mut(slot);
+        match entry.state {
+            NeighState::Static => None,
+            _ if entry.use_count == 0 => {
+                self.remove(slot);
+                None
+            }
+            NeighState::Reachable => Some(entry.ask(NeighState::Probe { tries: 1 }, retry_at)),
+            NeighState::Probe { tries } if tries < TRIES => {
+                Some(entry.ask(NeighState::Probe { tries: tries + 1 }, retry_at))
+            }
+            NeighState::Probe { .. } | NeighState::Failed => {
+                entry.mac = None;
+                Some(entry.ask(NeighState::Incomplete { tries: 1 }, retry_at))
+            }
+            NeighState::Incomplete { tries } if tries < TRIES => {
+                Some(entry.ask(NeighState::Incomplete { tries: tries + 1 }, retry_at))
+            }
+            NeighState::Incomplete { .. } => {
+                entry.state = NeighState::Failed;
+                entry.until = now.add_ns(HOLD_OFF_NS);
+                None
+            }
+        }
+    }
+
+    fn wake_at(&mut self, at: Time) {
+        self.next_poll = self.next_poll.min(at);
+    }
+
+    fn entry(&self, slot: u32) -> &Entry {
+        self.entries[slot as usize].as_ref().expect("an index is valid until it is released")
+    }
+
+    fn entry_mut(&mut self, slot: u32) -> &mut Entry {
+        self.entries[slot as usize].as_mut().expect("an index is valid until it is released")
+    }
+
+    fn find(&self, ip: IpAddr) -> Option<u32> {
+        let at = self.by_ip.binary_search_by_key(&ip, |&(ip, _)| ip).ok()?;
+        Some(self.by_ip[at].1)
+    }
+
+    /// Adds a neighbour that is not in the table, in place of one that nobody uses if need be.
+    fn make_room_and_insert(&mut self, ip: IpAddr, state: NeighState, until: Time) -> Option<u32> {
+        if self.by_ip.len() == self.entries.len() {
+            self.evict_idle()?;
+        }
+        self.insert(ip, state, until)
+    }
+
+    /// Adds a neighbour that is not in the table, if there is a free slot.
+    fn insert(&mut self, ip: IpAddr, state: NeighState, until: Time) -> Option<u32> {
+        let slot = self.entries.iter().position(Option::is_none)? as u32;
+        let at = self.by_ip.partition_point(|&(other, _)| other < ip);
+        self.by_ip.insert(at, (ip, slot));
+        let entry = Entry { ip, mac: None, state, until, use_count: 0 };
+        self.wake_at(until);
+        self.entries[slot as usize] = Some(entry);
+        Some(slot)
+    }
+
+    fn remove(&mut self, slot: u32) {
+        if let Some(entry) = self.entries[slot as usize].take()
+            && let Ok(at) = self.by_ip.binary_search_by_key(&entry.ip, |&(ip, _)| ip)
+        {
+            self.by_ip.remove(at);
+        }
+    }
+
+    /// Makes room by dropping a neighbour that nobody uses: the one that was confirmed the longest ago.
+    fn evict_idle(&mut self) -> Option<()> {
+        let idle = |entry: &Entry| entry.use_count == 0 && entry.state != NeighState::Static;
+        let slots = self.entries.iter().zip(0_u32..);
+        let candidates = slots.filter_map(|(entry, slot)| entry.as_ref().filter(|&e| idle(e)).map(|e| (e.until, slot)));
+        let (_, slot) = candidates.min()?;
+        self.remove(slot);
+        Some(())
+    }
+}
+
+/// Whether the pair can be a single host's: neither may be a group's or unset.
+fn is_host(ip: IpAddr, mac: MacAddr) -> bool {
+    let is_group = ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    !(ip.is_unspecified() || is_group || mac.is_multicast() || mac == MacAddr::ZERO)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,441 @@
+//! The requester: fetches posted work requests and sends their packets, one a call. IBTA 9.7.2 and 9.7.3.
+
+use shm::attr::{AccessFlags, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use wire::buf::TxBatch;
+use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, RethRepr, Rkey};
+
+use super::slot::{SendSlot, WqeError};
+use super::{Qp, transfer};
+use crate::cause::ErrorCause;
+use crate::ready::Output;
+use crate::shard::Env;
+use crate::time::Time;
+
+/// What became of one attempt to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// A packet was sent; there may be more.
+    Sent,
+    /// Nothing to send until something happens that schedules the QP again.
+    Idle,
+    /// There is something to send but no room for it.
+    NoRoom,
+}
+
+/// Largest message (IBTA 9.7.7).
+const MESSAGE_BYTES_MAX: u32 = 1 << 31;
+
+/// Extension headers of a request, in order, in one buffer.
+struct ExtBytes {
+    bytes: [u8; ExtHeaders::MAX_BYTES],
+    len: usize,
+}
+
+impl ExtBytes {
+    const fn new() -> Self {
+        Self { bytes: [0; ExtHeaders::MAX_BYTES], len: 0 }
+    }
+
+    #[inline]
+    fn put<const N: usize>(&mut self, header: [u8; N]) {
+        if let Some(target) = self.bytes.get_mut(self.len..self.len + N) {
+            target.copy_from_slice(&header);
+            self.len += N;
+        }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl Qp {
+    /// A doorbell rang: there may be new work requests.
+    #[inline]
+    pub(crate) fn handle_doorbell(&mut self, env: &mut Env) {
+        match self.state {
+            QpState::Rts => self.schedule_requests(env),
+            QpState::Err => self.schedule(env, Output::Flush),
+            // Before RTS, and while the send queue drains, work requests wait in the ring.
+            _ => {}
+        }
+    }
+
+    #[inline]
+    pub(super) fn schedule(&mut self, env: &mut Env, output: Output) {
+        env.schedule(self.port, output, self.index, &mut self.scheduled);
+    }
+
+    #[inline]
+    pub(super) fn schedule_requests(&mut self, env: &mut Env) {
+        self.schedule(env, Output::Request);
+    }
+
+    /// Sends the next request packet, if the rules allow one now.
+    #[inline]
+    pub(crate) fn transmit_request<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd)
+            || self.req.rnr_until != Time::NEVER
+            || self.req.unresolved
+        {
+            return Step::Idle;
+        }
+        if self.req.nxt_slot == self.req.fetched && !self.fetch(env) {
+            return Step::Idle;
+        }
+        let slot = self.body.slots[self.slot_index(self.req.nxt_slot)];
+        if let Some(error) = slot.error {
+            // Whatever was posted before it completes first.
+            if self.req.una_slot == self.req.nxt_slot {
+                self.fail_oldest(env, error.status, error.cause);
+            }
+            return Step::Idle;
+        }
+        if self.req.nxt_packet == 0 && !self.may_start(&slot) {
+            return Step::Idle;
+        }
+        let in_flight = self.req.nxt_psn.distance_from(self.req.una_psn);
+        if in_flight >= env.transport.window_packets.cast_signed() {
+            return Step::Idle;
+        }
+        if tx.room() == 0 {
+            return Step::NoRoom;
+        }
+        self.send_packet(env, tx, slot)
+    }
+
+    /// Rules for the first packet of a message: fences, outstanding READs, a draining send queue.
+    #[inline]
+    fn may_start(&self, slot: &SendSlot) -> bool {
+        let repeated = self.req.nxt_slot != self.req.started;
+        if self.state == QpState::Sqd && !repeated {
+            return false;
+        }
+        // IBTA 10.8.3.3: a fenced work request waits for all earlier READs and atomics.
+        if slot.flags.contains(SendFlags::FENCE) && self.req.rd_outstanding > 0 {
+            return false;
+        }
+        !slot.opcode.is_read_or_atomic() || self.req.rd_outstanding < self.req.max_rd_atomic
+    }
+
+    /// Copies the next posted work request into its private slot. False if there is none (or the ring is corrupt).
+    #[inline]
+    fn fetch(&mut self, env: &mut Env) -> bool {
+        match self.body.sq.available() {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(_) => {
+                env.counters.bad_ring_index += 1;
+                self.enter_error(env, ErrorCause::BadRingIndex);
+                return false;
+            }
+        }
+        let index = self.slot_index(self.req.fetched);
+        let max_sge = self.body.sq.shape().max_sge as usize;
+        let max_inline = self.body.cold.cap.max_inline_data as usize;
+        let body = &mut *self.body;
+        let sges = body.sges.get_mut(index * max_sge..(index + 1) * max_sge).unwrap_or_default();
+        let inline = body.inline.get_mut(index * max_inline..(index + 1) * max_inline).unwrap_or_default();
+        let (wqe, fault) = match body.sq.fetch(sges, inline) {
+            Ok(wqe) => (wqe, None),
+            Err((wqe, _)) => (wqe, Some(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadWqe })),
+        };
+        let mut flags = SendFlags(wqe.flags & SendFlags::ALL.0);
+        if self.sq_sig_all {
+            flags = flags | SendFlags::SIGNALED;
+        }
+        let mut slot = SendSlot {
+            wr_id: wqe.wr_id,
+            remote_addr: wqe.remote_addr,
+            compare_add: wqe.compare_add,
+            swap: wqe.swap,
+            rkey: wqe.rkey,
+            imm: wqe.imm,
+            flags,
+            ..SendSlot::EMPTY
+        };
+        let sges = sges.get(..usize::from(wqe.sge_count)).unwrap_or_default();
+        let checked = match (fault, WrOpcode::from_code(wqe.opcode)) {
+            (Some(fault), _) => Err(fault),
+            (None, Some(opcode)) if opcode_allowed(self.kind, opcode) => {
+                slot.opcode = opcode;
+                slot.sge_count = wqe.sge_count as u8;
+                let inline_bytes = flags.contains(SendFlags::INLINE).then_some(wqe.inline_bytes);
+                check_length(env, self.pd, opcode, sges, inline_bytes, self.req.max_rd_atomic)
+            }
+            _ => Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadOpcode }),
+        };
+        match checked {
+            Ok(length) => {
+                slot.length = length;
+                slot.packets = packet_count(length, self.mtu.shift());
+            }
+            Err(error) => {
+                env.counters.req_local_errors += 1;
+                slot.error = Some(error);
+            }
+        }
+        self.body.slots[index] = slot;
+        self.req.fetched = self.req.fetched.wrapping_add(1);
+        true
+    }
+
+    /// Builds the packet at the cursor and moves the cursor on.
+    #[inline]
+    fn send_packet<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, mut slot: SendSlot) -> Step {
+        let (packet, psn) = (self.req.nxt_packet, self.req.nxt_psn);
+        let index = self.slot_index(self.req.nxt_slot);
+        if self.req.nxt_slot == self.req.started {
+            slot.first_psn = psn;
+            self.body.slots[index].first_psn = psn;
+        }
+        let opcode = slot.packet_opcode(packet);
+        let offset = packet << self.mtu.shift();
+        let left = slot.length - offset;
+        let payload_len = if slot.sends_payload() { left.min(self.mtu.bytes()) } else { 0 };
+        let last = !slot.sends_payload() || packet + 1 == slot.packets;
+        let mut ext = ExtBytes::new();
+        self.put_ext_headers(&mut ext, &slot, opcode, offset, left);
+        let ack_req = self.wants_ack(env, &slot, last);
+        let solicited = last && slot.flags.contains(SendFlags::SOLICITED) && opcode_may_solicit(slot.opcode);
+        let mut bth = Bth::new(opcode, self.dest_qpn, psn);
+        bth.pkey = self.pkey;
+        bth.ack_req = ack_req;
+        bth.solicited = solicited;
+        if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize) {
+            let error = WqeError { status: WcStatus::LocProtErr, cause };
+            self.body.slots[index].error = Some(error);
+            env.counters.req_local_errors += 1;
+            if self.req.una_slot == self.req.nxt_slot {
+                self.fail_oldest(env, error.status, error.cause);
+            }
+            return Step::Idle;
+        }
+        self.after_send(env, &slot, last, ack_req);
+        Step::Sent
+    }
+
+    #[inline]
+    fn put_ext_headers(&self, ext: &mut ExtBytes, slot: &SendSlot, opcode: Opcode, offset: u32, left: u32) {
+        let headers = opcode.info().map_or(ExtHeaders::NONE, |info| info.ext);
+        if headers.contains(ExtHeaders::RETH) {
+            // A READ that is asked again starts at the first missing byte.
+            let va = slot.remote_addr.wrapping_add(u64::from(offset));
+            ext.put(RethRepr { va, rkey: Rkey(slot.rkey), dma_len: left }.to_bytes());
+        }
+        if headers.contains(ExtHeaders::ATOMICETH) {
+            let (swap_or_add, compare) = match slot.opcode {
+                WrOpcode::AtomicCmpAndSwp => (slot.swap, slot.compare_add),
+                _ => (slot.compare_add, 0),
+            };
+            ext.put(AtomicEthRepr { va: slot.remote_addr, rkey: Rkey(slot.rkey), swap_or_add, compare }.to_bytes());
+        }
+        if headers.contains(ExtHeaders::IMM) {
+            // Applications hand immediates over in network byte order.
+            ext.put(slot.imm.to_ne_bytes());
+        } else if headers.contains(ExtHeaders::IETH) {
+            ext.put(slot.imm.to_be_bytes());
+        }
+    }
+
+    /// Asks for an acknowledgement where one will be waited for: a completion is due, nothing follows, or many packets went
+    /// without.
+    #[inline]
+    fn wants_ack(&self, env: &Env, slot: &SendSlot, last: bool) -> bool {
+        if !last {
+            return self.req.since_ack_request + 1 >= env.transport.ack_request_packets;
+        }
+        slot.opcode.is_read_or_atomic()
+            || slot.flags.contains(SendFlags::SIGNALED)
+            || self.req.since_ack_request + 1 >= env.transport.ack_request_packets
+            || (self.req.nxt_slot.wrapping_add(1) == self.req.fetched && self.body.sq.available() == Ok(0))
+            || self.window_ends(env)
+    }
+
+    /// True if the window lets no further packet follow this one.
+    #[inline]
+    fn window_ends(&self, env: &Env) -> bool {
+        self.req.nxt_psn.distance_from(self.req.una_psn) + 1 >= env.transport.window_packets.cast_signed()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call site; a struct for them would only be unpacked again")]
+    #[inline]
+    fn push_request<T: TxBatch>(
+        &self,
+        env: &mut Env,
+        tx: &mut T,
+        slot: &SendSlot,
+        index: usize,
+        bth: &Bth,
+        ext: &[u8],
+        offset: u32,
+        payload_len: usize,
+    ) -> Result<(), ErrorCause> {
+        let body = &*self.body;
+        let Some(template) = &body.template else { return Err(ErrorCause::FrameTooLong) };
+        let frame_len = template.frame_len(ext.len(), payload_len);
+        let mut fault = None;
+        let sent = tx.push(body.dest, frame_len, |frame| {
+            template.write_packet(frame, bth, ext, payload_len, |payload, crc| {
+                let filled = if slot.flags.contains(SendFlags::INLINE) {
+                    let start = index * body.cold.cap.max_inline_data as usize + offset as usize;
+                    let data = body.inline.get(start..start + payload.len());
+                    data.map(|data| shm::copy_crc::copy_slice_crc(payload, data, crc)).ok_or(ErrorCause::BadWqe)
+                } else {
+                    let start = index * body.sq.shape().max_sge as usize;
+                    let sges = body.sges.get(start..start + usize::from(slot.sge_count)).unwrap_or_default();
+                    transfer::gather(&env.mrs, self.pd, sges, offset, payload, crc).map_err(ErrorCause::from)
+                };
+                filled.unwrap_or_else(|cause| {
+                    fault = Some(cause);
+                    crc
+                })
+            });
+            fault.is_none()
+        });
+        match (sent, fault) {
+            (true, None) => {
+                env.count_transmit(self.port, body.dest, frame_len);
+                Ok(())
+            }
+            (_, Some(cause)) => Err(cause),
+            (false, None) => Err(ErrorCause::FrameTooLong),
+        }
+    }
+
+    #[inline]
+    fn after_send(&mut self, env: &mut Env, slot: &SendSlot, last: bool, ack_req: bool) {
+        let req = &mut self.req;
+        req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
+        self.body.cold.counters.tx_requests += 1;
+        if req.nxt_psn.is_before(req.max_psn) {
+            env.counters.retransmitted_packets += 1;
+            self.body.cold.counters.retransmitted_packets += 1;
+        }
+        if req.nxt_slot == req.started {
+            req.started = req.started.wrapping_add(1);
+        }
+        if last {
+            // A READ's request takes the PSNs of all its responses.
+            req.nxt_psn = slot.end_psn();
+            req.nxt_slot = req.nxt_slot.wrapping_add(1);
+            req.nxt_packet = 0;
+            req.rd_outstanding += u8::from(slot.opcode.is_read_or_atomic());
+        } else {
+            req.nxt_psn = req.nxt_psn.add(1);
+            req.nxt_packet += 1;
+        }
+        if req.max_psn.is_before(req.nxt_psn) {
+            req.max_psn = req.nxt_psn;
+        }
+        if req.deadline == Time::NEVER && req.timeout_ns > 0 {
+            req.deadline = env.now.add_ns(req.timeout_ns);
+            self.arm_timer(env);
+        }
+    }
+
+    /// Moves the cursor back to the oldest unacknowledged PSN: everything from there is sent again (go-back-N).
+    pub(super) fn rewind(&mut self) {
+        self.req.nxt_psn = self.req.una_psn;
+        self.req.nxt_slot = self.req.una_slot;
+        self.req.rd_outstanding = 0;
+        self.req.since_ack_request = 0;
+        self.req.nxt_packet = if self.req.una_slot == self.req.started {
+            0
+        } else {
+            let slot = &self.body.slots[self.slot_index(self.req.una_slot)];
+            self.req.una_psn.distance_from(slot.first_psn).cast_unsigned()
+        };
+    }
+
+    /// The acknowledgement timer or the RNR timer fired (or may have: it is called early at times).
+    pub(crate) fn handle_timer(&mut self, env: &mut Env) {
+        if self.req.rnr_until <= env.now {
+            self.req.rnr_until = Time::NEVER;
+            self.schedule_requests(env);
+        }
+        if self.req.deadline <= env.now {
+            self.req.deadline = Time::NEVER;
+            self.handle_timeout(env);
+        }
+        self.arm_timer(env);
+    }
+
+    fn handle_timeout(&mut self, env: &mut Env) {
+        if self.req.una_psn == self.req.max_psn || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        env.counters.local_ack_timeout_err += 1;
+        self.body.cold.counters.timeouts += 1;
+        self.retry(env);
+    }
+
+    /// Goes back to the oldest unacknowledged PSN, or breaks the QP if `retry_cnt` is used up. IBTA 9.7.5.1.4.
+    pub(super) fn retry(&mut self, env: &mut Env) {
+        if self.req.retry_left == 0 {
+            env.counters.retry_exceeded_err += 1;
+            self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::RetryExceeded);
+            return;
+        }
+        self.req.retry_left -= 1;
+        self.rewind();
+        self.req.deadline =
+            if self.req.timeout_ns > 0 { env.now.add_ns(self.req.timeout_ns) } else { Time::NEVER };
+        self.arm_timer(env);
+        self.schedule_requests(env);
+    }
+}
+
+/// Operations of each service (`ibv_post_send(3)`).
+const fn opcode_allowed(kind: QpType, opcode: WrOpcode) -> bool {
+    match opcode {
+        WrOpcode::Send | WrOpcode::SendWithImm => true,
+        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm | WrOpcode::SendWithInv => !matches!(kind, QpType::Ud),
+        WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => matches!(kind, QpType::Rc),
+        WrOpcode::LocalInv | WrOpcode::BindMw => false,
+    }
+}
+
+const fn opcode_may_solicit(opcode: WrOpcode) -> bool {
+    matches!(
+        opcode,
+        WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv | WrOpcode::RdmaWriteWithImm
+    )
+}
+
+/// Packets of a message: at least one.
+#[inline]
+const fn packet_count(length: u32, mtu_shift: u32) -> u32 {
+    if length == 0 { 1 } else { (length - 1 >> mtu_shift) + 1 }
+}
+
+/// The message's length, if its SGEs are such as the operation may have.
+fn check_length(
+    env: &Env,
+    pd: u32,
+    opcode: WrOpcode,
+    sges: &[shm::layout::Sge],
+    inline_bytes: Option<u32>,
+    max_rd_atomic: u8,
+) -> Result<u32, WqeError> {
+    let length_error = WqeError { status: WcStatus::LocLenErr, cause: ErrorCause::BadLength };
+    if opcode.is_read_or_atomic() {
+        if inline_bytes.is_some() {
+            return Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadOpcode });
+        }
+        if max_rd_atomic == 0 {
+            return Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::NoRdAtomic });
+        }
+    }
+    let length = match inline_bytes {
+        Some(bytes) => bytes,
+        None => transfer::total_length(sges).filter(|&l| l <= MESSAGE_BYTES_MAX).ok_or(length_error)?,
+    };
+    if matches!(opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd) && length != 8 {
+        return Err(length_error);
+    }
+    let needed = if opcode.is_read_or_atomic() { AccessFlags::LOCAL_WRITE } else { AccessFlags::NONE };
+    transfer::check(&env.mrs, pd, sges, needed)
+        .map_err(|fault| WqeError { status: WcStatus::LocProtErr, cause: fault.into() })?;
+    Ok(length)
+}

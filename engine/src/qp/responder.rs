@@ -1,0 +1,670 @@
+//! The responder: executes the peer's requests in PSN order and answers them. IBTA 9.7.4 and 9.7.5.
+//!
+//! A request goes through straight-line checks in the order of the specification's figures: PSN, opcode sequence, opcode
+//! validity, resources, length, R_Key; then it is executed and acknowledged. A check that fails says what is to be sent.
+
+use shm::attr::{AccessFlags, QpState, WcFlags, WcOpcode, WcStatus};
+use shm::control::AsyncEvent;
+use shm::layout::Cqe;
+use wire::buf::TxBatch;
+use wire::{
+    AethRepr, AtomicAckEthRepr, Bth, CREDITS_NOT_IN_USE, ExtHeaders, Frame, Msn, NakCode, OpKind, Opcode, Psn, RnrTimer,
+    Syndrome,
+};
+
+use super::{Message, NONE, Qp, Step, transfer};
+use crate::cause::ErrorCause;
+use crate::mr::MrFault;
+use crate::ready::Output;
+use crate::shard::Env;
+
+/// A NAK that waits to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Nak {
+    syndrome: Syndrome,
+    psn: Psn,
+}
+
+/// Where the next payload of an RDMA WRITE goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct WriteCursor {
+    va: u64,
+    rkey: u32,
+    /// Bytes still to come.
+    left: u32,
+}
+
+/// What a READ or atomic left behind, to be answered, and answered again if the answer is lost. IBTA 9.7.4.4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Resource {
+    first_psn: Psn,
+    packets: u32,
+    msn: Msn,
+    va: u64,
+    rkey: u32,
+    length: u32,
+    /// Next response packet to send, and the end; equal = nothing to send.
+    next: u32,
+    end: u32,
+    /// The value before an atomic; `None` for a READ.
+    original: Option<u64>,
+}
+
+impl Resource {
+    pub(crate) const EMPTY: Self = Self {
+        first_psn: Psn::new(0),
+        packets: 0,
+        msn: Msn::new(0),
+        va: 0,
+        rkey: 0,
+        length: 0,
+        next: 0,
+        end: 0,
+        original: None,
+    };
+}
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// No receive is posted: try again later.
+    Rnr,
+    /// The QP breaks: NAK with this code.
+    Fatal(NakCode, ErrorCause),
+}
+
+const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::InvalidRequestReceived);
+const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
+const BAD_RECEIVE: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadReceive);
+
+/// Requests whose answer carries data, and acknowledges by that.
+#[inline]
+const fn is_read_or_atomic(kind: OpKind) -> bool {
+    matches!(kind, OpKind::ReadRequest) || kind.is_atomic()
+}
+
+impl From<MrFault> for Refusal {
+    fn from(_: MrFault) -> Self {
+        ACCESS
+    }
+}
+
+impl Qp {
+    /// A request packet for this QP. Its ICRC is right.
+    #[inline]
+    pub(crate) fn handle_request(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        let bth = frame.bth();
+        let ahead = bth.psn.distance_from(self.resp.epsn);
+        if ahead != 0 {
+            if ahead < 0 {
+                self.handle_duplicate(env, frame);
+            } else {
+                self.handle_out_of_sequence(env);
+            }
+            return;
+        }
+        match self.execute(env, frame) {
+            Ok(()) => {
+                if self.resp.silent {
+                    // What was missing has come: a NAK for it that is still waiting would be stale.
+                    self.resp.silent = false;
+                    self.resp.nak = None;
+                }
+                env.counters.rx_requests += 1;
+                self.body.cold.counters.rx_requests += 1;
+                if bth.ack_req && !is_read_or_atomic(frame.info().kind) {
+                    self.ack(env);
+                }
+                if !self.resp.established {
+                    self.report_established(env);
+                }
+            }
+            Err(Refusal::Rnr) => self.refuse_rnr(env, bth.psn),
+            Err(Refusal::Fatal(code, cause)) => self.refuse_fatal(env, bth.psn, code, cause),
+        }
+    }
+
+    #[cold]
+    fn report_established(&mut self, env: &mut Env) {
+        self.resp.established = true;
+        if self.state == QpState::Rtr {
+            env.push_event(self.session, AsyncEvent::CommEst { qpn: self.qpn.value() });
+        }
+    }
+
+    #[inline]
+    fn ack(&mut self, env: &mut Env) {
+        self.resp.ack_due = true;
+        self.schedule(env, Output::Ack);
+    }
+
+    /// Schedules whatever answers wait: the path has come to be known.
+    pub(super) fn schedule_answers(&mut self, env: &mut Env) {
+        if self.resp.pending_responses > 0 {
+            self.schedule(env, Output::Response);
+        }
+        if self.resp.ack_due || self.resp.nak.is_some() {
+            self.schedule(env, Output::Ack);
+        }
+    }
+
+    fn send_nak(&mut self, env: &mut Env, syndrome: Syndrome, psn: Psn) {
+        self.resp.nak = Some(Nak { syndrome, psn });
+        self.schedule(env, Output::Ack);
+    }
+
+    #[cold]
+    fn handle_out_of_sequence(&mut self, env: &mut Env) {
+        env.counters.out_of_seq_request += 1;
+        self.body.cold.counters.out_of_sequence += 1;
+        // IBTA 9.7.5.1.1: one NAK for a gap, then silence until the expected PSN comes.
+        if !self.resp.silent {
+            self.resp.silent = true;
+            env.counters.out_of_sequence += 1;
+            self.send_nak(env, Syndrome::Nak(NakCode::PsnSequence), self.resp.epsn);
+        }
+    }
+
+    #[cold]
+    fn refuse_rnr(&mut self, env: &mut Env, psn: Psn) {
+        // The packets behind it in the same burst are dropped silently.
+        if !self.resp.silent {
+            self.resp.silent = true;
+        } else if self.resp.nak.is_some() {
+            return;
+        }
+        env.counters.send_rnr_err += 1;
+        let timer = RnrTimer::from_syndrome_bits(self.resp.min_rnr_timer);
+        self.send_nak(env, Syndrome::RnrNak { timer }, psn);
+    }
+
+    #[cold]
+    fn refuse_fatal(&mut self, env: &mut Env, psn: Psn, code: NakCode, cause: ErrorCause) {
+        let qpn = self.qpn.value();
+        let event = match code {
+            NakCode::RemoteAccess => {
+                env.counters.resp_remote_access_errors += 1;
+                AsyncEvent::QpAccessErr { qpn }
+            }
+            NakCode::RemoteOperation => {
+                env.counters.resp_local_operation_err += 1;
+                AsyncEvent::QpFatal { qpn }
+            }
+            _ => {
+                env.counters.resp_local_length_error += 1;
+                AsyncEvent::QpReqErr { qpn }
+            }
+        };
+        self.send_nak(env, Syndrome::Nak(code), psn);
+        if self.body.recv.taken && matches!(cause, ErrorCause::ReceiveTooShort | ErrorCause::BadReceive) {
+            let too_short = cause == ErrorCause::ReceiveTooShort;
+            let status = if too_short { WcStatus::LocLenErr } else { WcStatus::LocProtErr };
+            self.fail_receive(env, status, cause);
+        }
+        env.push_event(self.session, event);
+        self.enter_error(env, cause);
+    }
+
+    fn fail_receive(&mut self, env: &mut Env, status: WcStatus, cause: ErrorCause) {
+        self.body.recv.taken = false;
+        let cqe = Cqe {
+            wr_id: self.body.recv.wr_id,
+            status: status.code(),
+            opcode: WcOpcode::Recv as u8,
+            vendor_err: cause.code(),
+            ..Cqe::default()
+        };
+        self.complete(env, self.recv_cq, cqe, true);
+    }
+
+    /// A request with the expected PSN.
+    #[inline]
+    fn execute(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+        let info = frame.info();
+        // IBTA 9.7.4.1.2: opcode sequence.
+        let in_order = match self.resp.message {
+            Message::None => info.position.starts(),
+            Message::Send => info.kind == OpKind::Send && !info.position.starts(),
+            Message::Write => info.kind == OpKind::Write && !info.position.starts(),
+        };
+        if !in_order {
+            return Err(INVALID);
+        }
+        match info.kind {
+            OpKind::Send => self.execute_send(env, frame),
+            OpKind::Write => self.execute_write(env, frame),
+            OpKind::ReadRequest => self.execute_read(env, frame),
+            OpKind::CompareSwap | OpKind::FetchAdd => self.execute_atomic(env, frame),
+            _ => Err(INVALID),
+        }
+    }
+
+    /// IBTA 9.7.4.1.6: First and Middle are full, Last is not empty, nothing is longer than the path MTU.
+    #[inline]
+    fn check_packet_length(&self, frame: &Frame<'_>) -> Result<u32, Refusal> {
+        let length = frame.payload().len() as u32;
+        let (mtu, position) = (self.mtu.bytes(), frame.info().position);
+        let fits = match (position.starts(), position.ends()) {
+            (_, false) => length == mtu,
+            (true, true) => length <= mtu,
+            (false, true) => length <= mtu && length > 0,
+        };
+        if fits { Ok(length) } else { Err(INVALID) }
+    }
+
+    #[inline]
+    fn execute_send(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+        let length = self.check_packet_length(frame)?;
+        let position = frame.info().position;
+        if position.starts() {
+            self.take_receive(env)?;
+            self.resp.received_bytes = 0;
+        }
+        let offset = self.resp.received_bytes;
+        if length > self.body.recv.capacity_bytes - offset {
+            return Err(Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::ReceiveTooShort));
+        }
+        if position.ends()
+            && let Some(ieth) = frame.ieth()
+            && !env.invalidate(ieth.rkey.0, self.pd)
+        {
+            return Err(ACCESS);
+        }
+        let sges = self.body.recv.sges.get(..self.body.recv.sge_count).unwrap_or_default();
+        transfer::scatter(&env.mrs, self.pd, sges, offset, frame.payload()).map_err(|_| BAD_RECEIVE)?;
+        self.resp.received_bytes = offset + length;
+        self.accept(1);
+        if position.ends() {
+            self.resp.message = Message::None;
+            self.resp.msn = self.resp.msn.add(1);
+            self.complete_receive(env, frame, WcOpcode::Recv);
+        } else {
+            self.resp.message = Message::Send;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn execute_write(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+        if !self.access.contains(AccessFlags::REMOTE_WRITE) {
+            return Err(INVALID);
+        }
+        let length = self.check_packet_length(frame)?;
+        let info = frame.info();
+        let mut cursor = self.resp.write;
+        if info.position.starts() {
+            let reth = frame.reth().ok_or(INVALID)?;
+            cursor = WriteCursor { va: reth.va, rkey: reth.rkey.0, left: reth.dma_len };
+            self.resp.received_bytes = 0;
+            // The whole range is checked before its first byte is written.
+            if reth.dma_len > length {
+                env.mrs.resolve(cursor.rkey, self.pd, cursor.va, cursor.left, AccessFlags::REMOTE_WRITE)?;
+            }
+        }
+        // The payload adds up to the RETH's length, no more and no less.
+        if length > cursor.left || (info.position.ends() != (length == cursor.left)) {
+            return Err(INVALID);
+        }
+        if info.has_imm() {
+            self.take_receive(env)?;
+        }
+        if length > 0 {
+            let region = env.mrs.resolve(cursor.rkey, self.pd, cursor.va, length, AccessFlags::REMOTE_WRITE)?;
+            region.write(0, frame.payload()).map_err(|_| ACCESS)?;
+        }
+        cursor = WriteCursor { va: cursor.va.wrapping_add(u64::from(length)), left: cursor.left - length, ..cursor };
+        self.resp.write = cursor;
+        self.resp.received_bytes = self.resp.received_bytes.wrapping_add(length);
+        self.accept(1);
+        if info.position.ends() {
+            self.resp.message = Message::None;
+            self.resp.msn = self.resp.msn.add(1);
+            if info.has_imm() {
+                self.complete_receive(env, frame, WcOpcode::RecvRdmaWithImm);
+            }
+        } else {
+            self.resp.message = Message::Write;
+        }
+        Ok(())
+    }
+
+    /// Moves the expected PSN on.
+    #[inline]
+    fn accept(&mut self, packets: u32) {
+        self.resp.epsn = self.resp.epsn.add(packets);
+    }
+
+    fn execute_read(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+        if !self.access.contains(AccessFlags::REMOTE_READ) || self.resources_busy() {
+            return Err(INVALID);
+        }
+        let reth = frame.reth().ok_or(INVALID)?;
+        if reth.dma_len > 1 << 31 || !frame.payload().is_empty() {
+            return Err(INVALID);
+        }
+        if reth.dma_len > 0 {
+            env.mrs.resolve(reth.rkey.0, self.pd, reth.va, reth.dma_len, AccessFlags::REMOTE_READ)?;
+        }
+        let packets = self.packets_of(reth.dma_len);
+        self.resp.msn = self.resp.msn.add(1);
+        self.add_resource(Resource {
+            first_psn: self.resp.epsn,
+            packets,
+            msn: self.resp.msn,
+            va: reth.va,
+            rkey: reth.rkey.0,
+            length: reth.dma_len,
+            next: 0,
+            end: packets,
+            original: None,
+        });
+        self.accept(packets);
+        self.schedule(env, Output::Response);
+        Ok(())
+    }
+
+    fn execute_atomic(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+        if !self.access.contains(AccessFlags::REMOTE_ATOMIC) || self.resources_busy() {
+            return Err(INVALID);
+        }
+        let request = frame.atomiceth().ok_or(INVALID)?;
+        // IBTA 9.7.4.1.7: a misaligned address is an invalid request, not an access violation.
+        if !request.va.is_multiple_of(8) || !frame.payload().is_empty() {
+            return Err(INVALID);
+        }
+        let region = env.mrs.resolve(request.rkey.0, self.pd, request.va, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let swap = frame.info().kind == OpKind::CompareSwap;
+        let original = region.update_u64(0, |value| {
+            if !swap {
+                Some(value.wrapping_add(request.swap_or_add))
+            } else {
+                (value == request.compare).then_some(request.swap_or_add)
+            }
+        });
+        let original = original.map_err(|_| ACCESS)?;
+        self.resp.msn = self.resp.msn.add(1);
+        self.add_resource(Resource {
+            first_psn: self.resp.epsn,
+            packets: 1,
+            msn: self.resp.msn,
+            end: 1,
+            original: Some(original),
+            ..Resource::EMPTY
+        });
+        self.accept(1);
+        self.schedule(env, Output::Response);
+        Ok(())
+    }
+
+    fn packets_of(&self, length: u32) -> u32 {
+        length.div_ceil(self.mtu.bytes()).max(1)
+    }
+
+    fn resources_busy(&self) -> bool {
+        self.resp.pending_responses >= self.resp.max_dest_rd_atomic
+    }
+
+    fn resource_count(&self) -> usize {
+        usize::from(self.resp.max_dest_rd_atomic).min(self.body.resources.len())
+    }
+
+    /// Keeps a resource in place of the oldest, which is answered: not more than `max_dest_rd_atomic` wait at a time.
+    fn add_resource(&mut self, resource: Resource) {
+        let index = self.resp.resource_end as usize % self.resource_count().max(1);
+        if let Some(place) = self.body.resources.get_mut(index) {
+            // A repeat of an old answer that is still waiting gives way: a requester that goes on has it.
+            self.resp.pending_responses -= u8::from(place.next != place.end);
+            *place = resource;
+            self.resp.resource_end = self.resp.resource_end.wrapping_add(1);
+            self.resp.pending_responses += 1;
+        }
+    }
+
+    /// Takes a receive from the queue or the SRQ into `body.recv`.
+    fn take_receive(&mut self, env: &mut Env) -> Result<(), Refusal> {
+        if self.body.recv.taken {
+            // A WRITE with immediate was refused after it took its receive; it still has it.
+            return Ok(());
+        }
+        let recv = &mut self.body.recv;
+        let taken = if self.srq == NONE {
+            let Some(rq) = &mut self.body.rq else { return Err(Refusal::Rnr) };
+            match rq.available() {
+                Ok(0) => return Err(Refusal::Rnr),
+                Ok(_) => rq.fetch(&mut recv.sges),
+                Err(_) => {
+                    env.counters.bad_ring_index += 1;
+                    return Err(BAD_RECEIVE);
+                }
+            }
+        } else {
+            match env.take_srq(self.srq, &mut recv.sges) {
+                Ok(Some(wqe)) => wqe,
+                Ok(None) => return Err(Refusal::Rnr),
+                Err(_) => return Err(BAD_RECEIVE),
+            }
+        };
+        recv.taken = true;
+        match taken {
+            Ok((wr_id, sge_count)) => {
+                recv.wr_id = wr_id;
+                recv.sge_count = sge_count;
+                let sges = recv.sges.get(..sge_count).unwrap_or_default();
+                recv.capacity_bytes = transfer::total_length(sges).ok_or(BAD_RECEIVE)?;
+                transfer::check(&env.mrs, self.pd, sges, AccessFlags::LOCAL_WRITE).map_err(|_| BAD_RECEIVE)
+            }
+            Err(wr_id) => {
+                recv.wr_id = wr_id;
+                Err(BAD_RECEIVE)
+            }
+        }
+    }
+
+    #[inline]
+    fn complete_receive(&mut self, env: &mut Env, frame: &Frame<'_>, opcode: WcOpcode) {
+        self.body.recv.taken = false;
+        let (flags, imm) = match (frame.immdt(), frame.ieth()) {
+            (Some(imm), _) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm.data.to_be_bytes())),
+            (None, Some(ieth)) => (WcFlags::WITH_INV, ieth.rkey.0),
+            (None, None) => (WcFlags::NONE, 0),
+        };
+        let cqe = Cqe {
+            wr_id: self.body.recv.wr_id,
+            status: WcStatus::Success.code(),
+            opcode: opcode as u8,
+            flags: flags.0,
+            byte_len: self.resp.received_bytes,
+            imm,
+            src_qpn: self.dest_qpn.value(),
+            ..Cqe::default()
+        };
+        self.complete(env, self.recv_cq, cqe, frame.bth().solicited);
+    }
+
+    /// A request that was executed before: answered again, never executed twice. IBTA 9.7.5.1.5.
+    #[cold]
+    fn handle_duplicate(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        env.counters.duplicate_request += 1;
+        self.body.cold.counters.duplicate_requests += 1;
+        let psn = frame.bth().psn;
+        match frame.info().kind {
+            OpKind::ReadRequest => self.repeat_read(env, frame, psn),
+            OpKind::CompareSwap | OpKind::FetchAdd => self.repeat_atomic(env, psn),
+            _ => self.ack(env),
+        }
+    }
+
+    fn repeat_read(&mut self, env: &mut Env, frame: &Frame<'_>, psn: Psn) {
+        let Some(reth) = frame.reth() else { return };
+        let (packets, mtu_shift) = (self.packets_of(reth.dma_len), self.mtu.shift());
+        let found = self.body.resources.iter_mut().find_map(|r| {
+            let skipped = psn.distance_from(r.first_psn);
+            let inside = r.original.is_none() && skipped >= 0 && skipped.cast_unsigned() < r.packets;
+            inside.then_some((r, skipped.cast_unsigned()))
+        });
+        let Some((resource, skipped)) = found else { return };
+        // It must ask for a part of what was granted: the same key, the address that this PSN stands for, not more bytes.
+        let offset = skipped << mtu_shift;
+        let same = reth.rkey.0 == resource.rkey
+            && reth.va == resource.va.wrapping_add(u64::from(offset))
+            && reth.dma_len <= resource.length - offset;
+        if same {
+            self.resp.pending_responses += u8::from(resource.next == resource.end);
+            resource.next = skipped;
+            resource.end = skipped + packets;
+            self.schedule(env, Output::Response);
+        }
+    }
+
+    fn repeat_atomic(&mut self, env: &mut Env, psn: Psn) {
+        let found = self.body.resources.iter_mut().find(|r| r.original.is_some() && r.first_psn == psn && r.packets == 1);
+        if let Some(resource) = found {
+            self.resp.pending_responses += u8::from(resource.next == resource.end);
+            resource.next = 0;
+            self.schedule(env, Output::Response);
+        }
+    }
+
+    /// Sends the next packet of the oldest READ or atomic that is not fully answered.
+    #[inline]
+    pub(crate) fn transmit_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if self.resp.pending_responses == 0 || self.req.unresolved {
+            return Step::Idle;
+        }
+        if tx.room() == 0 {
+            return Step::NoRoom;
+        }
+        let count = self.resource_count() as u32;
+        let oldest = self.resp.resource_end.wrapping_sub(count);
+        let waiting = (0..count).map(|i| oldest.wrapping_add(i) as usize % count as usize).find(|&i| {
+            self.body.resources.get(i).is_some_and(|r| r.next != r.end)
+        });
+        let Some(index) = waiting else {
+            self.resp.pending_responses = 0;
+            return Step::Idle;
+        };
+        let resource = self.body.resources[index];
+        let sent = match resource.original {
+            Some(original) => self.send_atomic_ack(env, tx, &resource, original),
+            None => self.send_read_response(env, tx, &resource),
+        };
+        if !sent {
+            // The region is gone, or lost its right: the request can't be answered any more.
+            self.refuse_fatal(env, resource.first_psn.add(resource.next), NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
+            self.drop_responses();
+            return Step::Idle;
+        }
+        let place = &mut self.body.resources[index];
+        place.next += 1;
+        if place.next == place.end {
+            self.resp.pending_responses -= 1;
+            if self.resp.pending_responses == 0 && (self.resp.ack_due || self.resp.nak.is_some()) {
+                self.schedule(env, Output::Ack);
+            }
+        }
+        Step::Sent
+    }
+
+    /// Forgets every answer that is not sent yet.
+    pub(super) fn drop_responses(&mut self) {
+        self.resp.pending_responses = 0;
+        for resource in &mut self.body.resources {
+            resource.next = resource.end;
+        }
+    }
+
+    #[inline]
+    fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> bool {
+        let offset = r.next << self.mtu.shift();
+        let payload_len = (r.length - offset).min(self.mtu.bytes());
+        // A repeat that starts inside the message goes on where the first answer stopped, as rxe does.
+        let (first, last) = (r.next == 0, r.next + 1 == r.packets);
+        let opcode = match (first, last) {
+            (true, true) => Opcode::RC_READ_RESP_ONLY,
+            (true, false) => Opcode::RC_READ_RESP_FIRST,
+            (false, false) => Opcode::RC_READ_RESP_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESP_LAST,
+        };
+        let aeth = AethRepr { syndrome: Syndrome::Ack { credits: CREDITS_NOT_IN_USE }, msn: r.msn }.to_bytes();
+        let ext: &[u8] = if first || last { &aeth } else { &[] };
+        let bth = self.response_bth(opcode, r.first_psn.add(r.next));
+        let body = &*self.body;
+        let Some(template) = &body.template else { return false };
+        let frame_len = template.frame_len(ext.len(), payload_len as usize);
+        let mut found = true;
+        let sent = tx.push(body.dest, frame_len, |buf| {
+            template.write_packet(buf, &bth, ext, payload_len as usize, |payload, crc| {
+                if payload.is_empty() {
+                    return crc;
+                }
+                let va = r.va.wrapping_add(u64::from(offset));
+                let region = env.mrs.resolve(r.rkey, self.pd, va, payload_len, AccessFlags::REMOTE_READ);
+                let copied = region.ok().and_then(|region| region.read_crc(0, payload, crc).ok());
+                found = copied.is_some();
+                copied.unwrap_or(crc)
+            });
+            found
+        });
+        if sent {
+            env.count_transmit(self.port, body.dest, frame_len);
+        }
+        sent
+    }
+
+    fn send_atomic_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource, original: u64) -> bool {
+        let mut ext = [0; AethRepr::LEN + AtomicAckEthRepr::LEN];
+        let aeth = AethRepr { syndrome: Syndrome::Ack { credits: CREDITS_NOT_IN_USE }, msn: r.msn };
+        let (head, tail) = ext.split_at_mut(AethRepr::LEN);
+        head.copy_from_slice(&aeth.to_bytes());
+        tail.copy_from_slice(&AtomicAckEthRepr { original }.to_bytes());
+        let bth = self.response_bth(Opcode::RC_ATOMIC_ACK, r.first_psn);
+        self.push_plain(env, tx, &bth, &ext)
+    }
+
+    /// Sends the acknowledgement or NAK that is due, after the answers to what came before it.
+    #[inline]
+    pub(crate) fn transmit_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if self.resp.pending_responses > 0 || self.req.unresolved {
+            // The last response, or the neighbour's answer, schedules the acknowledgement again.
+            return Step::Idle;
+        }
+        let (syndrome, psn) = match (self.resp.nak, self.resp.ack_due) {
+            (Some(nak), _) => (nak.syndrome, nak.psn),
+            // One acknowledgement stands for everything up to its PSN: many requests share it.
+            (None, true) => (Syndrome::Ack { credits: CREDITS_NOT_IN_USE }, self.resp.epsn.sub(1)),
+            (None, false) => return Step::Idle,
+        };
+        if tx.room() == 0 {
+            return Step::NoRoom;
+        }
+        let bth = self.response_bth(Opcode::RC_ACK, psn);
+        let aeth = AethRepr { syndrome, msn: self.resp.msn }.to_bytes();
+        if self.push_plain(env, tx, &bth, &aeth) {
+            // A NAK acknowledges what came before it as well.
+            self.resp.nak = None;
+            self.resp.ack_due = false;
+        }
+        Step::Sent
+    }
+
+    #[inline]
+    fn response_bth(&self, opcode: Opcode, psn: Psn) -> Bth {
+        let mut bth = Bth::new(opcode, self.dest_qpn, psn);
+        bth.pkey = self.pkey;
+        bth
+    }
+
+    /// Sends a packet without payload.
+    #[inline]
+    fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> bool {
+        let body = &*self.body;
+        let Some(template) = &body.template else { return false };
+        debug_assert!(ext.len() <= ExtHeaders::MAX_BYTES);
+        let frame_len = template.frame_len(ext.len(), 0);
+        let sent = tx.push(body.dest, frame_len, |buf| template.write_packet(buf, bth, ext, 0, |_, crc| crc) > 0);
+        if sent {
+            env.count_transmit(self.port, body.dest, frame_len);
+        }
+        sent
+    }
+}

@@ -1,0 +1,164 @@
+//! Commands of the control side: objects come and go here, between two turns of the loop.
+
+use shm::control::AsyncEvent;
+
+use super::{SessionDoorbells, Shard};
+use crate::command::{Answer, Command};
+use crate::mr::MrEntry;
+use crate::qp::Qp;
+use crate::qp::state::AttrLimits;
+use crate::ready::Output;
+use crate::srq::Srq;
+use crate::time::Time;
+
+/// Marks a doorbell that belongs to no QP.
+const NO_QP: u32 = u32::MAX;
+
+impl Shard {
+    /// Executes a command of the control side.
+    pub fn command(&mut self, now: Time, command: Command) -> Answer {
+        self.env.now = now;
+        match command {
+            Command::AddSession { session, doorbells } => {
+                self.sessions.push(SessionDoorbells { session, page: doorbells, qps: Vec::new() });
+                Answer::Done
+            }
+            Command::RemoveSession { session } => {
+                self.sessions.retain(|s| s.session != session);
+                Answer::Done
+            }
+            Command::AddCq { index, cq } => {
+                self.env.overrun_cqs.reserve(64);
+                done_or_missing(self.env.cqs.insert(index, cq))
+            }
+            Command::RemoveCq { index } => self.env.cqs.remove(index).map_or(Answer::Missing, Answer::Cq),
+            Command::AddSrq { index, srq } => self.add_srq(index, srq),
+            Command::SetSrqLimit { index, limit } => self.set_srq_limit(index, limit),
+            Command::QuerySrq { index } => {
+                self.srq(index).map_or(Answer::Missing, |srq| Answer::SrqLimit { limit: srq.limit })
+            }
+            Command::RemoveSrq { index } => {
+                let slot = self.env.srqs.get_mut(index as usize);
+                slot.and_then(Option::take).map_or(Answer::Missing, Answer::Srq)
+            }
+            Command::AddQp { qp, doorbell_index } => self.add_qp(qp, doorbell_index),
+            Command::ModifyQp { index, attr, mask } => {
+                let limits = self.attr_limits();
+                let Some(Some(qp)) = self.qps.get_mut(index as usize) else { return Answer::Missing };
+                match qp.modify(&mut self.env, &attr, mask, &limits) {
+                    Ok(state) => Answer::Modified(state),
+                    Err(error) => Answer::Refused(error),
+                }
+            }
+            Command::QueryQp { index } => {
+                self.qp(index).map_or(Answer::Missing, |qp| Answer::QpAttr(Box::new(qp.query())))
+            }
+            Command::QpDetail { index } => {
+                self.qp(index).map_or(Answer::Missing, |qp| Answer::QpDetail(Box::new(qp.detail(self.id))))
+            }
+            Command::RemoveQp { index } => self.remove_qp(index),
+            Command::AddMr(entry) => done_or_missing(self.env.mrs.insert(*entry)),
+            Command::RemoveMr { key } => {
+                let removed: Option<MrEntry> = self.env.mrs.remove(key);
+                removed.map_or(Answer::Missing, |entry| Answer::Mr(Box::new(entry)))
+            }
+            Command::Counters => {
+                let ports = self.env.ports.iter().map(|p| p.counters).collect();
+                Answer::Counters(Box::new((self.env.counters, ports)))
+            }
+        }
+    }
+
+    fn qp(&self, index: u32) -> Option<&Qp> {
+        self.qps.get(index as usize)?.as_deref()
+    }
+
+    fn srq(&self, index: u32) -> Option<&Srq> {
+        self.env.srqs.get(index as usize)?.as_deref()
+    }
+
+    fn attr_limits(&self) -> AttrLimits {
+        let ports = &self.env.ports;
+        AttrLimits {
+            port_count: ports.len() as u8,
+            pkey_count: 1,
+            gid_count: ports.iter().map(|p| p.config.addresses.len() as u8).max().unwrap_or(0),
+            active_mtu: ports.iter().map(|p| p.config.active_mtu()).max().unwrap_or(wire::PathMtu::M256),
+            max_rd_atomic: self.config.limits.max_rd_atomic,
+            max_dest_rd_atomic: self.config.limits.max_rd_atomic,
+        }
+    }
+
+    fn add_srq(&mut self, index: u32, srq: Box<Srq>) -> Answer {
+        let index = index as usize;
+        if index >= self.env.srqs.len() {
+            self.env.srqs.resize_with(index + 1, || None);
+        }
+        match self.env.srqs.get_mut(index) {
+            Some(slot @ None) => {
+                *slot = Some(srq);
+                Answer::Done
+            }
+            _ => Answer::Missing,
+        }
+    }
+
+    /// Arms the limit; if fewer receives are left already, the event comes at once. IBTA 10.2.9.1.
+    fn set_srq_limit(&mut self, index: u32, limit: u32) -> Answer {
+        let Some(Some(srq)) = self.env.srqs.get_mut(index as usize) else { return Answer::Missing };
+        srq.limit = limit;
+        if srq.fetcher.available().is_ok_and(|left| left < limit) {
+            srq.limit = 0;
+            let (session, handle) = (srq.session, srq.handle);
+            self.env.push_event(session, AsyncEvent::SrqLimitReached { srq: handle });
+        }
+        Answer::Done
+    }
+
+    fn add_qp(&mut self, qp: Box<Qp>, doorbell_index: u32) -> Answer {
+        let index = qp.index as usize;
+        let Some(session) = self.sessions.iter_mut().find(|s| s.session == qp.session) else { return Answer::Missing };
+        let doorbell = doorbell_index as usize;
+        if doorbell >= session.qps.len() {
+            session.qps.resize(doorbell + 1, NO_QP);
+        }
+        if let Some(slot) = session.qps.get_mut(doorbell) {
+            *slot = qp.index;
+        }
+        if index >= self.qps.len() {
+            self.qps.resize_with(index + 1, || None);
+            self.env.timers.grow(self.qps.len());
+            for port in &mut self.env.ports {
+                port.ready.grow(self.qps.len());
+            }
+        }
+        match self.qps.get_mut(index) {
+            Some(slot @ None) => {
+                *slot = Some(qp);
+                Answer::Done
+            }
+            _ => Answer::Missing,
+        }
+    }
+
+    fn remove_qp(&mut self, index: u32) -> Answer {
+        let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else { return Answer::Missing };
+        qp.reset(&mut self.env);
+        self.env.timers.cancel(index);
+        if qp.scheduled & (Output::Ack as u8 | Output::Response as u8 | Output::Request as u8 | Output::Flush as u8) != 0
+            && let Some(port) = self.env.ports.get_mut(usize::from(qp.port))
+        {
+            port.ready.remove(index);
+        }
+        for session in self.sessions.iter_mut().filter(|s| s.session == qp.session) {
+            for slot in session.qps.iter_mut().filter(|slot| **slot == index) {
+                *slot = NO_QP;
+            }
+        }
+        Answer::Qp(qp)
+    }
+}
+
+fn done_or_missing(done: bool) -> Answer {
+    if done { Answer::Done } else { Answer::Missing }
+}

@@ -1,0 +1,120 @@
+//! What all QPs of a shard share, apart from the QPs themselves, so that one QP and its surroundings can be borrowed at once.
+
+use std::collections::VecDeque;
+
+use shm::attr::AccessFlags;
+use shm::control::AsyncEvent;
+use shm::layout::{Cqe, Sge};
+use shm::ring::BadIndex;
+use wire::ArpRepr;
+use wire::buf::Dest;
+
+use crate::config::{PortConfig, TransportConfig};
+use crate::counters::{PortCounters, ShardCounters};
+use crate::cq::{CqTable, Pushed};
+use crate::events::EventQueue;
+use crate::mr::MrTable;
+use crate::neigh::NeighTable;
+use crate::ready::{Output, ReadyQueues};
+use crate::srq::Srq;
+use crate::time::Time;
+use crate::timer::TimerWheel;
+
+/// A port as one shard knows it.
+#[derive(Debug)]
+pub(crate) struct PortState {
+    pub(crate) config: PortConfig,
+    pub(crate) neighbours: NeighTable,
+    pub(crate) counters: PortCounters,
+    pub(crate) ready: ReadyQueues,
+    /// Answers to ARP requests that wait for room.
+    pub(crate) arp_replies: VecDeque<ArpRepr>,
+}
+
+/// The surroundings of a QP.
+#[derive(Debug)]
+pub(crate) struct Env {
+    pub(crate) now: Time,
+    pub(crate) transport: TransportConfig,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: CqTable,
+    pub(crate) srqs: Vec<Option<Box<Srq>>>,
+    pub(crate) ports: Vec<PortState>,
+    pub(crate) timers: TimerWheel,
+    pub(crate) events: EventQueue,
+    pub(crate) counters: ShardCounters,
+    /// CQs that have just overrun: the QPs on them go to ERR.
+    pub(crate) overrun_cqs: Vec<u32>,
+}
+
+impl Env {
+    /// Puts a QP in one of its port's queues.
+    #[inline]
+    pub(crate) fn schedule(&mut self, port: u8, output: Output, index: u32, scheduled: &mut u8) {
+        if let Some(port) = self.ports.get_mut(usize::from(port)) {
+            port.ready.schedule(output, index, scheduled);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count_transmit(&mut self, port: u8, dest: Dest, frame_bytes: usize) {
+        if let Some(port) = self.ports.get_mut(usize::from(port)) {
+            if dest == Dest::Wire {
+                port.counters.tx_roce_packets += 1;
+                port.counters.tx_roce_bytes += frame_bytes as u64;
+            } else {
+                port.counters.local_packets += 1;
+            }
+        }
+    }
+
+    /// Writes a completion. If the CQ overruns, its owner is told and the QPs on it break.
+    #[inline]
+    pub(crate) fn push_completion(&mut self, cq: u32, cqe: &Cqe, solicited: bool) {
+        match self.cqs.push(cq, cqe, solicited) {
+            Pushed::Done => {}
+            Pushed::Lost => self.counters.cq_overrun += 1,
+            Pushed::Overrun { session, handle } => {
+                self.counters.cq_overrun += 1;
+                self.push_event(session, AsyncEvent::CqErr { cq: handle });
+                self.overrun_cqs.push(cq);
+            }
+        }
+    }
+
+    #[cold]
+    pub(crate) fn push_event(&mut self, session: u32, event: AsyncEvent) {
+        if !self.events.push(session, event) {
+            self.counters.events_lost += 1;
+        }
+    }
+
+    /// Takes a receive from an SRQ: `None` if there is none.
+    #[expect(clippy::type_complexity, reason = "the inner result is the ring's own, passed through")]
+    pub(crate) fn take_srq(&mut self, srq: u32, sges: &mut [Sge]) -> Result<Option<Result<(u64, usize), u64>>, BadIndex> {
+        let Some(Some(srq)) = self.srqs.get_mut(srq as usize) else { return Ok(None) };
+        let (session, handle) = (srq.session, srq.handle);
+        match srq.take(sges) {
+            Ok(None) => Ok(None),
+            Ok(Some(recv)) => {
+                if recv.limit_reached {
+                    self.push_event(session, AsyncEvent::SrqLimitReached { srq: handle });
+                }
+                Ok(Some(recv.wqe))
+            }
+            Err(bad) => {
+                self.counters.bad_ring_index += 1;
+                self.push_event(session, AsyncEvent::SrqErr { srq: handle });
+                Err(bad)
+            }
+        }
+    }
+
+    /// SEND with invalidate: takes the remote rights from a region that has any. False if there is no such region.
+    #[cold]
+    pub(crate) fn invalidate(&mut self, rkey: u32, pd: u32) -> bool {
+        let remote = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        let has_right = self.mrs.get(rkey).is_some_and(|mr| mr.access.intersects(remote));
+        has_right && self.mrs.revoke_remote(rkey, pd)
+    }
+}

@@ -1,0 +1,333 @@
+//! One lcore's part of the engine: its QPs, CQs, timers and its queue pair of each port.
+//!
+//! Sans-IO: frames, doorbells, time and commands go in by `handle_*` and [`Shard::command`]; frames, wakes and events come
+//! out by `poll_*`. One turn of the owner's loop:
+//!
+//! ```text
+//! for each port   receive a burst; handle_frame for each; handle_arp_everywhere for ARP on other shards
+//!                 handle_doorbells, handle_timers
+//! for each port   poll_transmit into a batch; send it
+//!                 poll_wake, poll_event until they are empty
+//! ```
+//!
+//! After the objects are made, none of these allocates, locks, formats or calls the system.
+
+mod commands;
+mod env;
+mod receive;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use shm::doorbell::DoorbellPage;
+use shm::wake::WakeFd;
+use wire::buf::{Dest, TxBatch};
+use wire::{ArpOperation, ArpRepr, EtherType, EthernetRepr, MacAddr};
+
+use crate::config::EngineConfig;
+use crate::counters::{PortCounters, ShardCounters};
+use crate::cq::CqTable;
+use crate::events::{Event, EventQueue};
+use crate::mr::MrTable;
+use crate::neigh::NeighTable;
+use crate::qp::{Qp, Step};
+use crate::ready::{Output, ReadyQueues};
+use crate::time::Time;
+use crate::timer::TimerWheel;
+pub(crate) use env::{Env, PortState};
+
+/// Asynchronous events that a shard holds until its owner takes them.
+const EVENT_CAPACITY: usize = 4096;
+
+/// ARP answers that wait for room; more are dropped, and asked for again.
+const ARP_REPLIES_MAX: usize = 32;
+
+/// A client's doorbells on this shard.
+#[derive(Debug)]
+struct SessionDoorbells {
+    session: u32,
+    page: DoorbellPage,
+    /// Doorbell index to QP index.
+    qps: Vec<u32>,
+}
+
+/// One lcore's part of the engine.
+#[derive(Debug)]
+pub struct Shard {
+    id: u8,
+    config: Arc<EngineConfig>,
+    qps: Vec<Option<Box<Qp>>>,
+    sessions: Vec<SessionDoorbells>,
+    env: Env,
+}
+
+impl Shard {
+    /// A shard without QPs at time `now`.
+    pub fn new(id: u8, config: Arc<EngineConfig>, now: Time) -> Self {
+        let ports = config.ports.iter().map(|port| PortState {
+            config: port.clone(),
+            neighbours: NeighTable::new(config.limits.max_neighbour as usize),
+            counters: PortCounters::default(),
+            ready: ReadyQueues::default(),
+            arp_replies: VecDeque::with_capacity(ARP_REPLIES_MAX),
+        });
+        let env = Env {
+            now,
+            transport: config.transport,
+            mrs: MrTable::new(config.limits.max_mr),
+            cqs: CqTable::default(),
+            srqs: Vec::new(),
+            ports: ports.collect(),
+            timers: TimerWheel::new(now),
+            events: EventQueue::new(EVENT_CAPACITY),
+            counters: ShardCounters::default(),
+            overrun_cqs: Vec::with_capacity(64),
+        };
+        Self { id, config, qps: Vec::new(), sessions: Vec::new(), env }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u8 {
+        self.id
+    }
+
+    /// Serves doorbells of all sessions, a bounded number of words. True if any was set.
+    #[inline]
+    pub fn handle_doorbells(&mut self, now: Time) -> bool {
+        self.env.now = now;
+        let mut budget = self.env.transport.doorbell_words;
+        let mut found = false;
+        for i in 0..self.sessions.len() {
+            for word in 0..DoorbellPage::SUMMARY_WORDS {
+                let summary = self.sessions[i].page.take_summary(word);
+                if summary != 0 {
+                    found = true;
+                    self.serve_summary(i, word, summary, &mut budget);
+                }
+            }
+        }
+        if found && self.sessions.len() > 1 {
+            // Whoever was served first is served last in the next turn.
+            self.sessions.rotate_left(1);
+        }
+        found
+    }
+
+    fn serve_summary(&mut self, session: usize, summary_word: u32, mut summary: u64, budget: &mut u32) {
+        while summary != 0 {
+            let word = summary_word * 64 + summary.trailing_zeros();
+            summary &= summary - 1;
+            if *budget == 0 {
+                self.sessions[session].page.put_back(word, 0);
+                continue;
+            }
+            *budget -= 1;
+            let mut bits = self.sessions[session].page.take_word(word);
+            while bits != 0 {
+                let doorbell = word * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                self.env.counters.doorbells += 1;
+                // A bit that belongs to no QP is a client's mistake, and harms nobody.
+                let Some(&index) = self.sessions[session].qps.get(doorbell as usize) else { continue };
+                if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
+                    qp.handle_doorbell(&mut self.env);
+                }
+            }
+        }
+    }
+
+    /// Fires what is due. True if anything was.
+    #[inline]
+    pub fn handle_timers(&mut self, now: Time) -> bool {
+        self.env.now = now;
+        let mut fired = false;
+        while let Some((index, _)) = self.env.timers.pop_expired(now) {
+            fired = true;
+            if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
+                qp.handle_timer(&mut self.env);
+            }
+        }
+        fired
+    }
+
+    /// When [`Shard::handle_timers`] or an ARP request is due next; [`Time::NEVER`] if nothing is.
+    pub fn next_deadline(&self) -> Time {
+        let timers = self.env.timers.next_deadline().unwrap_or(Time::NEVER);
+        self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.neighbours.next_deadline()))
+    }
+
+    /// True if some QP waits for room to send.
+    pub fn wants_transmit(&self) -> bool {
+        self.env.ports.iter().any(|port| !port.ready.is_empty())
+    }
+
+    /// Builds frames for a port until the batch is full or nobody has anything to send. Returns how many were built.
+    ///
+    /// Acknowledgements go first: they are small and hold the peer up. Responses and requests take turns, one QP's quantum
+    /// each.
+    #[inline]
+    pub fn poll_transmit<T: TxBatch>(&mut self, now: Time, port: u8, tx: &mut T) -> usize {
+        self.env.now = now;
+        let before = tx.room();
+        self.transmit_arp(port, tx);
+        self.flush_some(port);
+        while tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Ack) {}
+        loop {
+            let responded = tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Response);
+            let requested = tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Request);
+            if !responded && !requested {
+                break;
+            }
+        }
+        self.break_overrun_cqs();
+        before - tx.room()
+    }
+
+    /// Lets the next QP of a queue send its quantum. False if the queue is empty.
+    #[inline]
+    fn transmit_one_qp<T: TxBatch>(&mut self, port: u8, tx: &mut T, output: Output) -> bool {
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return false };
+        let Some(index) = state.ready.pop(output) else { return false };
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else { return true };
+        qp.scheduled &= !(output as u8);
+        for _ in 0..self.env.transport.quantum_packets {
+            let step = match output {
+                Output::Ack => qp.transmit_ack(&mut self.env, tx),
+                Output::Response => qp.transmit_response(&mut self.env, tx),
+                _ => qp.transmit_request(&mut self.env, tx),
+            };
+            match step {
+                Step::Sent => {}
+                Step::Idle => return true,
+                Step::NoRoom => {
+                    if qp.scheduled & output as u8 == 0
+                        && let Some(state) = self.env.ports.get_mut(usize::from(port))
+                    {
+                        qp.scheduled |= output as u8;
+                        state.ready.put_back(output, index);
+                    }
+                    return true;
+                }
+            }
+        }
+        self.env.schedule(port, output, index, &mut qp.scheduled);
+        true
+    }
+
+    /// Completes work requests of QPs in ERR, a bounded number in a turn.
+    #[inline]
+    fn flush_some(&mut self, port: u8) {
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
+        for _ in 0..state.ready.len(Output::Flush) {
+            let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
+            let Some(index) = state.ready.pop(Output::Flush) else { return };
+            let Some(Some(qp)) = self.qps.get_mut(index as usize) else { continue };
+            qp.scheduled &= !(Output::Flush as u8);
+            if qp.flush(&mut self.env, self.config.transport.flush_wqes) {
+                self.env.schedule(port, Output::Flush, index, &mut qp.scheduled);
+                return;
+            }
+        }
+    }
+
+    /// QPs whose CQ has overrun can't report any more: they break. IBTA 11.6.3.2.
+    #[inline]
+    fn break_overrun_cqs(&mut self) {
+        while let Some(cq) = self.env.overrun_cqs.pop() {
+            for qp in self.qps.iter_mut().flatten().filter(|qp| qp.send_cq == cq || qp.recv_cq == cq) {
+                qp.break_for_cq(&mut self.env);
+            }
+        }
+    }
+
+    #[inline]
+    fn transmit_arp<T: TxBatch>(&mut self, port: u8, tx: &mut T) {
+        let now = self.env.now;
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
+        while tx.room() > 0
+            && let Some(reply) = state.arp_replies.pop_front()
+        {
+            if push_arp(tx, state.config.mac, reply.target_mac, &reply) {
+                state.counters.tx_arp_packets += 1;
+            }
+        }
+        while tx.room() > 0 && state.neighbours.next_deadline() <= now {
+            let Some(request) = state.neighbours.poll_request(now) else { break };
+            let ours = state.config.addresses.iter().find_map(|ip| match ip {
+                std::net::IpAddr::V4(ip) => Some(*ip),
+                std::net::IpAddr::V6(_) => None,
+            });
+            let (Some(ours), std::net::IpAddr::V4(target)) = (ours, request.target) else { continue };
+            let arp = ArpRepr {
+                operation: ArpOperation::Request,
+                sender_mac: state.config.mac,
+                sender_ip: ours,
+                target_mac: MacAddr::ZERO,
+                target_ip: target,
+            };
+            let dst = request.unicast.unwrap_or(MacAddr::BROADCAST);
+            if push_arp(tx, state.config.mac, dst, &arp) {
+                state.counters.tx_arp_packets += 1;
+            }
+        }
+    }
+
+    /// An eventfd to write: a CQ has completions that its client asked to be told of. Call until `None`, once a turn.
+    #[inline]
+    pub fn poll_wake(&mut self) -> Option<Arc<WakeFd>> {
+        self.env.cqs.poll_wake()
+    }
+
+    /// An asynchronous event for a client. Call until `None`.
+    #[inline]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.env.events.pop()
+    }
+
+    /// True if [`Shard::poll_event`] has something.
+    #[inline]
+    pub fn has_event(&self) -> bool {
+        !self.env.events.is_empty()
+    }
+
+    /// Tells all clients that the shard is about to sleep. True if work has come meanwhile: then it must not.
+    pub fn announce_sleep(&self) -> bool {
+        self.sessions.iter().fold(false, |work, s| s.page.announce_sleep() || work)
+    }
+
+    /// Tells all clients that the shard is awake.
+    pub fn announce_awake(&self) {
+        for session in &self.sessions {
+            session.page.announce_awake();
+        }
+    }
+
+    /// Counts a turn of the owner's loop.
+    #[inline]
+    pub fn count_turn(&mut self, idle: bool) {
+        self.env.counters.turns += 1;
+        self.env.counters.idle_turns += u64::from(idle);
+    }
+
+    /// The shard's counters.
+    pub fn counters(&self) -> &ShardCounters {
+        &self.env.counters
+    }
+
+    /// What this shard saw of a port.
+    pub fn port_counters(&self, port: u8) -> Option<&PortCounters> {
+        self.env.ports.get(usize::from(port)).map(|p| &p.counters)
+    }
+}
+
+/// Queues an ARP packet.
+fn push_arp<T: TxBatch>(tx: &mut T, src: MacAddr, dst: MacAddr, arp: &ArpRepr) -> bool {
+    let len = EthernetRepr::LEN + ArpRepr::LEN;
+    tx.push(Dest::Wire, len, |buf| {
+        let Some((head, body)) = buf.split_first_chunk_mut::<{ EthernetRepr::LEN }>() else { return false };
+        *head = EthernetRepr { dst, src, ether_type: EtherType::ARP }.to_bytes();
+        let Some(body) = body.first_chunk_mut() else { return false };
+        *body = arp.to_bytes();
+        true
+    })
+}

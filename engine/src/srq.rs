@@ -1,0 +1,55 @@
+//! A shared receive queue's engine side.
+
+use shm::layout::Sge;
+use shm::ring::{BadIndex, RecvFetcher};
+
+/// An SRQ. One shard owns it and is its only consumer.
+#[derive(Debug)]
+pub struct Srq {
+    pub(crate) fetcher: RecvFetcher,
+    pub(crate) session: u32,
+    pub(crate) handle: u32,
+    pub(crate) pd: u32,
+    /// Raise an event when fewer receives than this are left; 0 = off.
+    pub(crate) limit: u32,
+    /// The client corrupted the ring: no receive is taken any more.
+    pub(crate) broken: bool,
+}
+
+impl Srq {
+    /// An SRQ of a session, known there by `handle`.
+    pub fn new(fetcher: RecvFetcher, session: u32, handle: u32, pd: u32) -> Self {
+        Self { fetcher, session, handle, pd, limit: 0, broken: false }
+    }
+
+    /// Takes a receive; `limit_reached` of the result asks for the SRQ limit event.
+    pub(crate) fn take(&mut self, sges: &mut [Sge]) -> Result<Option<SrqRecv>, BadIndex> {
+        if self.broken {
+            return Ok(None);
+        }
+        let available = match self.fetcher.available() {
+            Ok(available) => available,
+            Err(bad) => {
+                self.broken = true;
+                return Err(bad);
+            }
+        };
+        if available == 0 {
+            return Ok(None);
+        }
+        let wqe = self.fetcher.fetch(sges);
+        let limit_reached = available - 1 < self.limit;
+        if limit_reached {
+            self.limit = 0;
+        }
+        Ok(Some(SrqRecv { wqe, limit_reached }))
+    }
+}
+
+/// A receive out of an SRQ.
+pub(crate) struct SrqRecv {
+    /// wr_id and number of SGEs, or the wr_id of a receive whose SGE count was wrong.
+    pub(crate) wqe: Result<(u64, usize), u64>,
+    /// The limit was passed by this receive.
+    pub(crate) limit_reached: bool,
+}

@@ -1,0 +1,435 @@
+//! Two engines, their clients' rings and a wire between them, on one thread and a clock of their own.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use engine::command::{Answer, Command, Shards};
+use engine::config::{EngineConfig, Limits, PortConfig, TransportConfig};
+use engine::control::{Control, Peer};
+use engine::{Shard, Time};
+use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, WcStatus};
+use shm::control::{Reply, Request};
+use shm::doorbell::DoorbellPage;
+use shm::layout::{Cqe, SendWqe, Sge};
+use shm::mapping::{Mapping, PageSize};
+use shm::ring::{Body, CqPoller, RecvPoster, SendPoster};
+use shm::segment::{Block, BlockAddress};
+use shm::wake::WakeFd;
+use wire::buf::VecBatch;
+use wire::{Gid, MacAddr};
+
+/// Shards that a control side reaches by a call.
+pub struct Direct {
+    pub shards: Vec<Shard>,
+    wakes: Vec<Arc<WakeFd>>,
+    pub now: Time,
+}
+
+impl Shards for Direct {
+    fn command(&mut self, shard: u8, command: Command) -> Answer {
+        self.shards[usize::from(shard)].command(self.now, command)
+    }
+
+    fn wake_fd(&self, shard: u8) -> Arc<WakeFd> {
+        Arc::clone(&self.wakes[usize::from(shard)])
+    }
+}
+
+/// One engine.
+pub struct Host {
+    pub control: Control,
+    pub shards: Direct,
+    pub ip: [u8; 4],
+}
+
+/// What a host is made with.
+pub struct HostOptions {
+    pub ip: [u8; 4],
+    pub mac: [u8; 6],
+    pub shard_count: u8,
+    pub transport: TransportConfig,
+    pub limits: Limits,
+    pub entropy: Box<dyn FnMut() -> u64 + Send>,
+}
+
+impl HostOptions {
+    /// Host `n` of 10.0.0.0/24.
+    pub fn new(n: u8) -> Self {
+        let mut state = u64::from(n);
+        let entropy = Box::new(move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state
+        });
+        Self {
+            ip: [10, 0, 0, n],
+            mac: [2, 0, 0, 0, 0, n],
+            shard_count: 1,
+            transport: TransportConfig::default(),
+            limits: Limits::default(),
+            entropy,
+        }
+    }
+}
+
+impl Host {
+    pub fn new(options: HostOptions) -> Self {
+        let port = PortConfig {
+            mac: MacAddr(options.mac),
+            addresses: vec![options.ip.into()],
+            interface_mtu: 9000,
+            answers_arp: true,
+            speed_mbps: 100_000,
+            driver: "test".to_owned(),
+            kernel_interface: None,
+        };
+        let config = Arc::new(EngineConfig {
+            device_name: "ferroce0".to_owned(),
+            version: "test".to_owned(),
+            shard_count: options.shard_count,
+            ports: vec![port],
+            limits: options.limits,
+            transport: options.transport,
+        });
+        let shards = (0..options.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
+        let wakes = (0..options.shard_count).map(|_| Arc::new(WakeFd::new().unwrap())).collect();
+        let control = Control::new(config, options.entropy, Time::ZERO);
+        Self { control, shards: Direct { shards, wakes, now: Time::ZERO }, ip: options.ip }
+    }
+
+    pub fn request(&mut self, session: u32, request: Request, fds: Vec<OwnedFd>) -> (Reply, Vec<OwnedFd>) {
+        let now = self.shards.now;
+        self.control.handle(&mut self.shards, session, now, request, fds)
+    }
+
+    pub fn shard(&mut self) -> &mut Shard {
+        &mut self.shards.shards[0]
+    }
+
+    /// One turn without input; what it sends.
+    pub fn turn(&mut self, now: Time) -> Vec<Vec<u8>> {
+        self.shards.now = now;
+        let mut out = Vec::new();
+        for shard in &mut self.shards.shards {
+            shard.handle_doorbells(now);
+            shard.handle_timers(now);
+            let mut batch = VecBatch::new(64);
+            shard.poll_transmit(now, 0, &mut batch);
+            while let Some(wake) = shard.poll_wake() {
+                wake.wake();
+            }
+            out.extend(batch.take());
+        }
+        let mut wire = Vec::new();
+        for (dest, frame) in out {
+            match dest {
+                wire::buf::Dest::Wire => wire.push(frame),
+                wire::buf::Dest::Local { shard } => {
+                    self.shards.shards[usize::from(shard)].handle_frame(now, 0, &frame);
+                }
+            }
+        }
+        wire
+    }
+
+    /// A frame from the wire, to the shard whose QPN it names (ARP to all).
+    pub fn receive(&mut self, now: Time, frame: &[u8]) {
+        self.shards.now = now;
+        match wire::dest_qpn(frame).map(engine::shard_of) {
+            Some(id) => {
+                if let Some(shard) = self.shards.shards.get_mut(usize::from(id)) {
+                    shard.handle_frame(now, 0, frame);
+                }
+            }
+            None => {
+                for shard in &mut self.shards.shards {
+                    shard.handle_frame(now, 0, frame);
+                }
+            }
+        }
+    }
+}
+
+/// An application: a session with a protection domain, a CQ and memory.
+pub struct Client {
+    pub session: u32,
+    segments: Vec<Arc<Mapping>>,
+    pub pd: u32,
+    pub cq: u32,
+    pub poller: CqPoller,
+    pub memory: Mapping,
+    pub key: u32,
+}
+
+/// Address at which [`Client::memory`] is registered.
+pub const BASE: u64 = 0x10_0000;
+
+impl Client {
+    pub fn new(host: &mut Host, memory_bytes: u64) -> Self {
+        let session = host.control.open_session(Peer { pid: 1, uid: 1 }).unwrap();
+        let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "test".to_owned() };
+        assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
+        let Reply::Handle(pd) = host.request(session, Request::AllocPd, vec![]).0 else { panic!() };
+        let request = Request::CreateCq { cqe: 1024, channel: None, comp_vector: None };
+        let (Reply::Cq { cq, depth, block, .. }, fds) = host.request(session, request, vec![]) else { panic!() };
+        let mut segments = Vec::new();
+        attach(&mut segments, &[block], fds);
+        let poller = CqPoller::new(&place(&segments, block), depth).unwrap();
+        let memory = Mapping::create(c"test", memory_bytes, PageSize::Base).unwrap();
+        let fd = memory.fd().try_clone_to_owned().unwrap();
+        let request = Request::AttachMemory { bytes: memory.bytes() };
+        let Reply::Handle(attached) = host.request(session, request, vec![fd]).0 else { panic!() };
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_ATOMIC;
+        let request = Request::RegMr { pd, memory: attached, offset: 0, addr: BASE, length: memory.bytes(), access };
+        let (Reply::Mr { lkey, .. }, _) = host.request(session, request, vec![]) else { panic!() };
+        Self { session, segments, pd, cq, poller, memory, key: lkey }
+    }
+
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: BASE + offset, length, lkey: self.key }
+    }
+
+    pub fn poll(&mut self) -> Vec<Cqe> {
+        let found = std::iter::from_fn(|| self.poller.next()).collect();
+        self.poller.publish();
+        found
+    }
+
+    pub fn qp(&mut self, host: &mut Host, cap: QpCap) -> TestQp {
+        let request = Request::CreateQp {
+            pd: self.pd,
+            qp_type: QpType::Rc,
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            srq: None,
+            cap,
+            sq_sig_all: false,
+        };
+        self.qp_from(host, request)
+    }
+
+    pub fn qp_from(&mut self, host: &mut Host, request: Request) -> TestQp {
+        let (reply, fds) = host.request(self.session, request, vec![]);
+        let Reply::Qp { qpn, cap, sq, rq, block, doorbell, doorbell_index, .. } = reply else { panic!("{reply:?}") };
+        attach(&mut self.segments, &[block, doorbell], fds);
+        let block = place(&self.segments, block);
+        TestQp {
+            qpn,
+            send: SendPoster::new(&block, sq, cap.max_send_wr).unwrap(),
+            recv: (rq.depth > 0).then(|| RecvPoster::new(&block, sq, rq, cap.max_recv_wr).unwrap()),
+            page: DoorbellPage::new(&place(&self.segments, doorbell)).unwrap(),
+            doorbell_index,
+            block,
+        }
+    }
+}
+
+fn attach(segments: &mut Vec<Arc<Mapping>>, addresses: &[BlockAddress], fds: Vec<OwnedFd>) {
+    for fd in fds {
+        let number = segments.len() as u32;
+        if let Some(address) = addresses.iter().find(|a| a.segment == number) {
+            segments.push(Arc::new(Mapping::attach(fd, address.segment_bytes).unwrap()));
+        }
+    }
+}
+
+fn place(segments: &[Arc<Mapping>], address: BlockAddress) -> Block {
+    Block { mapping: Arc::clone(&segments[address.segment as usize]), offset: address.offset }
+}
+
+/// A client's side of a QP.
+pub struct TestQp {
+    pub qpn: u32,
+    pub send: SendPoster,
+    pub recv: Option<RecvPoster>,
+    pub page: DoorbellPage,
+    pub doorbell_index: u32,
+    pub block: Block,
+}
+
+impl TestQp {
+    pub fn post(&mut self, wqe: SendWqe, sges: &[Sge]) {
+        self.send.post(wqe, Body::Sges(sges)).unwrap();
+        self.ring();
+    }
+
+    pub fn post_inline(&mut self, wqe: SendWqe, data: &[u8]) {
+        self.send.post(wqe, Body::Inline(&[data])).unwrap();
+        self.ring();
+    }
+
+    pub fn ring(&mut self) {
+        self.send.publish();
+        self.page.ring(self.doorbell_index);
+    }
+
+    pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        let recv = self.recv.as_mut().unwrap();
+        recv.post(wr_id, sges).unwrap();
+        if recv.publish() {
+            self.page.ring(self.doorbell_index);
+        }
+    }
+}
+
+/// How two QPs are connected.
+#[derive(Clone, Copy)]
+pub struct Connect {
+    pub path_mtu: u8,
+    pub psn: [u32; 2],
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub rd_atomic: u8,
+    pub access: AccessFlags,
+}
+
+impl Default for Connect {
+    fn default() -> Self {
+        Self {
+            path_mtu: 3,
+            psn: [0x0a_0000, 0x0b_0000],
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            rd_atomic: 4,
+            access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,
+        }
+    }
+}
+
+/// The masks of the three steps to RTS.
+pub const INIT: QpAttrMask = QpAttrMask(
+    QpAttrMask::STATE.0 | QpAttrMask::PKEY_INDEX.0 | QpAttrMask::PORT.0 | QpAttrMask::ACCESS_FLAGS.0,
+);
+pub const RTR: QpAttrMask = QpAttrMask(
+    QpAttrMask::STATE.0
+        | QpAttrMask::AV.0
+        | QpAttrMask::PATH_MTU.0
+        | QpAttrMask::DEST_QPN.0
+        | QpAttrMask::RQ_PSN.0
+        | QpAttrMask::MAX_DEST_RD_ATOMIC.0
+        | QpAttrMask::MIN_RNR_TIMER.0,
+);
+pub const RTS: QpAttrMask = QpAttrMask(
+    QpAttrMask::STATE.0
+        | QpAttrMask::TIMEOUT.0
+        | QpAttrMask::RETRY_CNT.0
+        | QpAttrMask::RNR_RETRY.0
+        | QpAttrMask::SQ_PSN.0
+        | QpAttrMask::MAX_QP_RD_ATOMIC.0,
+);
+
+/// Brings a QP to RTS towards `peer_qpn` at `peer_ip`. `side` picks the PSNs.
+pub fn connect(host: &mut Host, session: u32, qpn: u32, peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usize) {
+    let ah_attr =
+        AhAttr { dgid: Gid::from_ip(peer_ip.into()), sgid_index: 0, hop_limit: 64, port_num: 1, ..AhAttr::default() };
+    let attr = QpAttr {
+        port_num: 1,
+        qp_access_flags: c.access,
+        ah_attr,
+        path_mtu: c.path_mtu,
+        dest_qp_num: peer_qpn,
+        rq_psn: c.psn[1 - side],
+        sq_psn: c.psn[side],
+        max_rd_atomic: c.rd_atomic,
+        max_dest_rd_atomic: c.rd_atomic,
+        min_rnr_timer: c.min_rnr_timer,
+        timeout: c.timeout,
+        retry_cnt: c.retry_cnt,
+        rnr_retry: c.rnr_retry,
+        ..QpAttr::default()
+    };
+    for (state, mask) in [(QpState::Init, INIT), (QpState::Rtr, RTR), (QpState::Rts, RTS)] {
+        modify(host, session, qpn, QpAttr { qp_state: state, ..attr }, mask).unwrap();
+    }
+}
+
+pub fn modify(host: &mut Host, session: u32, qpn: u32, attr: QpAttr, mask: QpAttrMask) -> Result<QpState, String> {
+    match host.request(session, Request::ModifyQp { qpn, attr, mask }, vec![]).0 {
+        Reply::QpModified { state } => Ok(state),
+        Reply::Refused { message, .. } => Err(message),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Two hosts, an application and a connected QP on each.
+pub struct Pair {
+    pub hosts: [Host; 2],
+    pub clients: [Client; 2],
+    pub qps: [TestQp; 2],
+    pub now: Time,
+    /// Every frame that was sent, and by whom.
+    pub sent: Vec<(usize, Vec<u8>)>,
+}
+
+/// Sizes that are enough for most tests.
+pub const CAP: QpCap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 128 };
+
+impl Pair {
+    pub fn new(c: Connect) -> Self {
+        Self::with(c, HostOptions::new(1), HostOptions::new(2), 1 << 20)
+    }
+
+    pub fn with(c: Connect, a: HostOptions, b: HostOptions, memory_bytes: u64) -> Self {
+        let mut hosts = [Host::new(a), Host::new(b)];
+        let [a, b] = &mut hosts;
+        let mut clients = [Client::new(a, memory_bytes), Client::new(b, memory_bytes)];
+        let qps = [clients[0].qp(a, CAP), clients[1].qp(b, CAP)];
+        let ips = [a.ip, b.ip];
+        connect(a, clients[0].session, qps[0].qpn, ips[1], qps[1].qpn, c, 0);
+        connect(b, clients[1].session, qps[1].qpn, ips[0], qps[0].qpn, c, 1);
+        let mut pair = Self { hosts, clients, qps, now: Time::ZERO, sent: Vec::new() };
+        // Neighbours get to know each other.
+        pair.exchange();
+        pair.sent.clear();
+        pair
+    }
+
+    /// Passes frames to and fro until neither side has more to say at this time.
+    pub fn exchange(&mut self) {
+        self.exchange_with(|_, frame| vec![frame]);
+    }
+
+    /// The same; `change` says what becomes of a frame that host `from` sent.
+    pub fn exchange_with(&mut self, mut change: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
+        for _ in 0..100_000 {
+            let mut quiet = true;
+            for from in 0..2 {
+                for frame in self.hosts[from].turn(self.now) {
+                    quiet = false;
+                    self.sent.push((from, frame.clone()));
+                    for frame in change(from, frame) {
+                        self.hosts[1 - from].receive(self.now, &frame);
+                    }
+                }
+            }
+            if quiet && !self.hosts.iter().any(|h| h.shards.shards.iter().any(Shard::wants_transmit)) {
+                return;
+            }
+        }
+        panic!("the two sides never fall silent");
+    }
+
+    /// Lets time pass, then exchanges.
+    pub fn advance(&mut self, ns: u64) {
+        self.now = self.now.add_ns(ns);
+        self.exchange();
+    }
+
+    /// Statuses of the completions of one side, with their wr_ids.
+    pub fn completions(&mut self, side: usize) -> Vec<(u64, WcStatus)> {
+        self.clients[side].poll().iter().map(|c| (c.wr_id, WcStatus::from_code(c.status).unwrap())).collect()
+    }
+
+    /// Names of the opcodes that were sent since the last call, with who sent them.
+    pub fn opcodes(&mut self) -> Vec<(usize, &'static str)> {
+        let sent = std::mem::take(&mut self.sent);
+        sent.iter().filter_map(|(from, f)| wire::Frame::parse(f).ok().map(|f| (*from, f.info().name))).collect()
+    }
+}

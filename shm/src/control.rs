@@ -1,0 +1,489 @@
+//! Control messages: what a client asks of the daemon on its socket, and what comes back. Verbs that move data never come here.
+//!
+//! A message is a postcard-encoded [`Request`], [`Reply`] or [`AsyncEvent`], one a SOCK_SEQPACKET datagram of at most
+//! [`MESSAGE_BYTES_MAX`]; file descriptors ride along by SCM_RIGHTS. Every value in a request is hostile input to the daemon.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use crate::attr::{
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr,
+};
+use crate::layout::QueueShape;
+use crate::segment::BlockAddress;
+
+/// Largest encoded message, bytes.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// File descriptors that may ride on one message.
+pub const FDS_MAX: usize = 4;
+
+/// What a client asks for. Handles are numbers of the session; a handle of another session does not exist.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// The first message: the client's [`crate::ABI_VERSION`] and a name for listings. Answered by [`Reply::Hello`].
+    Hello {
+        /// [`crate::ABI_VERSION`] of the client.
+        abi_version: u32,
+        /// Shown by `ferroce res`; cut to 64 bytes.
+        client_name: String,
+    },
+    /// Device attributes: [`Reply::Device`].
+    QueryDevice,
+    /// A port's state: [`Reply::Port`]. Ports count from 1.
+    QueryPort {
+        /// Port number.
+        port_num: u8,
+    },
+    /// A port's GID table: [`Reply::Gids`].
+    QueryGids {
+        /// Port number.
+        port_num: u8,
+    },
+    /// A new protection domain: [`Reply::Handle`].
+    AllocPd,
+    /// Frees a protection domain that nothing uses.
+    DeallocPd {
+        /// The domain.
+        pd: u32,
+    },
+    /// Maps a sealed memfd (which rides along) into the daemon: [`Reply::Handle`]. All of it is faulted in.
+    AttachMemory {
+        /// Bytes to map, from the file's start.
+        bytes: u64,
+    },
+    /// Unmaps memory that no region uses.
+    DetachMemory {
+        /// The memory.
+        memory: u32,
+    },
+    /// Registers a part of attached memory: [`Reply::Mr`].
+    RegMr {
+        /// Protection domain.
+        pd: u32,
+        /// Attached memory.
+        memory: u32,
+        /// Offset of the region in it, bytes.
+        offset: u64,
+        /// Address at which local and remote users of the region know its first byte.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: AccessFlags,
+    },
+    /// Deregisters. Once answered, no engine touches the memory any more.
+    DeregMr {
+        /// The region's key.
+        lkey: u32,
+    },
+    /// A completion channel: [`Reply::Handle`], its eventfd rides along.
+    CreateChannel,
+    /// Destroys a channel that no CQ uses.
+    DestroyChannel {
+        /// The channel.
+        channel: u32,
+    },
+    /// A CQ: [`Reply::Cq`].
+    CreateCq {
+        /// Entries at least.
+        cqe: u32,
+        /// Channel to ring, if any.
+        channel: Option<u32>,
+        /// Which lcore should serve it, modulo their number; `None` = the least loaded.
+        comp_vector: Option<u32>,
+    },
+    /// Destroys a CQ that no QP uses.
+    DestroyCq {
+        /// The CQ.
+        cq: u32,
+    },
+    /// An SRQ: [`Reply::Srq`]. It serves QPs whose CQs live on the same lcore as `cq`.
+    CreateSrq {
+        /// Protection domain.
+        pd: u32,
+        /// A CQ on the lcore that shall own the SRQ; `None` = the session's first lcore.
+        cq: Option<u32>,
+        /// Sizes.
+        attr: SrqAttr,
+    },
+    /// Sets an SRQ's limit.
+    ModifySrq {
+        /// The SRQ.
+        srq: u32,
+        /// New limit; the event comes once when fewer receives are left.
+        srq_limit: u32,
+    },
+    /// Reads an SRQ's sizes and limit: [`Reply::SrqAttr`].
+    QuerySrq {
+        /// The SRQ.
+        srq: u32,
+    },
+    /// Destroys an SRQ that no QP uses.
+    DestroySrq {
+        /// The SRQ.
+        srq: u32,
+    },
+    /// A QP: [`Reply::Qp`].
+    CreateQp {
+        /// Protection domain.
+        pd: u32,
+        /// Service.
+        qp_type: QpType,
+        /// CQ for sends.
+        send_cq: u32,
+        /// CQ for receives.
+        recv_cq: u32,
+        /// SRQ, if receives come from one.
+        srq: Option<u32>,
+        /// Sizes at least.
+        cap: QpCap,
+        /// Every send makes a completion.
+        sq_sig_all: bool,
+    },
+    /// Changes a QP's state and attributes: all of them or none. Answered by [`Reply::QpModified`].
+    ModifyQp {
+        /// The QP.
+        qpn: u32,
+        /// Values.
+        attr: QpAttr,
+        /// Which of them are meant.
+        mask: QpAttrMask,
+    },
+    /// Reads a QP's attributes: [`Reply::QpAttr`].
+    QueryQp {
+        /// The QP.
+        qpn: u32,
+    },
+    /// Destroys a QP. Posted work requests vanish without completions.
+    DestroyQp {
+        /// The QP.
+        qpn: u32,
+    },
+    /// An address handle: [`Reply::Handle`].
+    CreateAh {
+        /// Protection domain.
+        pd: u32,
+        /// Where to.
+        attr: AhAttr,
+    },
+    /// Destroys an address handle.
+    DestroyAh {
+        /// The address handle.
+        ah: u32,
+    },
+    /// Counters of the whole daemon: [`Reply::Stats`]. Any client may ask.
+    Stats,
+    /// One line a QP, of all sessions: [`Reply::Qps`].
+    ListQps {
+        /// Start after this QPN (pages of a long list).
+        after: Option<u32>,
+    },
+    /// All about one QP of any session: [`Reply::QpDetail`].
+    QpDetail {
+        /// The QP.
+        qpn: u32,
+    },
+    /// Sessions and what they hold: [`Reply::Sessions`].
+    ListSessions,
+}
+
+/// What the daemon answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done; nothing to say.
+    Done,
+    /// Refused. `errno` is what the verb returns, `message` says why in a sentence.
+    Refused {
+        /// Errno of the verbs' man pages.
+        errno: i32,
+        /// The sentence.
+        message: String,
+    },
+    /// Answer to `Hello`. Riding along: the event socket; the doorbell segment follows with [`Reply::Qp`].
+    Hello {
+        /// [`crate::ABI_VERSION`] of the daemon.
+        abi_version: u32,
+        /// Number of the session, for listings.
+        session: u32,
+        /// What the device can do.
+        device: DeviceAttr,
+    },
+    /// Device attributes.
+    Device(DeviceAttr),
+    /// Port state.
+    Port(PortAttr),
+    /// GID table.
+    Gids(Vec<GidEntry>),
+    /// The handle of a new object.
+    Handle(u32),
+    /// A new region.
+    Mr {
+        /// Key for SGEs; also what `DeregMr` takes.
+        lkey: u32,
+        /// Key for peers.
+        rkey: u32,
+    },
+    /// A new CQ.
+    Cq {
+        /// Its handle.
+        cq: u32,
+        /// Its lcore.
+        shard: u8,
+        /// Entries, a power of two.
+        depth: u32,
+        /// Its ring. A segment that the client has not seen yet rides along.
+        block: BlockAddress,
+    },
+    /// A new SRQ.
+    Srq {
+        /// Its handle.
+        srq: u32,
+        /// Sizes granted.
+        attr: SrqAttr,
+        /// Shape of its ring.
+        shape: QueueShape,
+        /// Its ring.
+        block: BlockAddress,
+    },
+    /// A new QP. Segments that the client has not seen yet ride along, lowest number first; then, for the first QP on a shard,
+    /// the shard's wake eventfd.
+    Qp {
+        /// Its number.
+        qpn: u32,
+        /// Sizes granted.
+        cap: QpCap,
+        /// Shape of the send queue.
+        sq: QueueShape,
+        /// Shape of the receive queue.
+        rq: QueueShape,
+        /// Its ring block.
+        block: BlockAddress,
+        /// Its lcore.
+        shard: u8,
+        /// Doorbell page of that lcore.
+        doorbell: BlockAddress,
+        /// Its bit in that page.
+        doorbell_index: u32,
+        /// True if the wake eventfd of the shard rides along.
+        wake_fd: bool,
+    },
+    /// State after a successful `ModifyQp`.
+    QpModified {
+        /// The state.
+        state: QpState,
+    },
+    /// Attributes of a QP.
+    QpAttr(QpAttr),
+    /// Attributes of an SRQ.
+    SrqAttr(SrqAttr),
+    /// Counters.
+    Stats(Stats),
+    /// QPs, by rising QPN; `more` if the list goes on.
+    Qps {
+        /// A page of them.
+        qps: Vec<QpSummary>,
+        /// Ask again with the last QPN.
+        more: bool,
+    },
+    /// One QP in full.
+    QpDetail(Box<QpDetail>),
+    /// Sessions.
+    Sessions(Vec<SessionSummary>),
+}
+
+/// Counters of a daemon: names as in the kernel where one exists there (`docs/counters.md`).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Device name.
+    pub device: String,
+    /// Milliseconds since the daemon started.
+    pub uptime_ms: u64,
+    /// Groups in the order of display: ("shard 0", "port 1", ...) with (counter, value) in each.
+    pub groups: Vec<(String, Vec<(String, u64)>)>,
+}
+
+/// A line of `ferroce qp`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QpSummary {
+    /// QPN.
+    pub qpn: u32,
+    /// Service.
+    pub qp_type: QpType,
+    /// State.
+    pub state: QpState,
+    /// Owner's session.
+    pub session: u32,
+    /// Owner's process.
+    pub pid: u32,
+    /// lcore.
+    pub shard: u8,
+    /// The peer's QPN.
+    pub dest_qpn: u32,
+    /// The peer's address, empty before RTR.
+    pub peer: String,
+    /// IB code of the path MTU.
+    pub path_mtu: u8,
+    /// Send work requests not yet completed.
+    pub sq_outstanding: u32,
+}
+
+/// Everything about one QP.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct QpDetail {
+    /// The line.
+    pub summary: QpSummary,
+    /// Its attributes.
+    pub attr: QpAttr,
+    /// Name and value of each internal figure: PSNs, MSN, retries, windows, counters.
+    pub figures: Vec<(String, u64)>,
+    /// Why it broke, if it did.
+    pub error: Option<String>,
+}
+
+/// A client of the daemon.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SessionSummary {
+    /// Session number.
+    pub session: u32,
+    /// What the client calls itself.
+    pub client_name: String,
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// QPs.
+    pub qp_count: u32,
+    /// CQs.
+    pub cq_count: u32,
+    /// Regions.
+    pub mr_count: u32,
+    /// Attached memory, bytes.
+    pub memory_bytes: u64,
+    /// Memory of rings, bytes.
+    pub ring_bytes: u64,
+}
+
+/// An asynchronous event (`ibv_async_event`), one a datagram on the event socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum AsyncEvent {
+    /// A CQ overran or was corrupted.
+    CqErr {
+        /// The CQ.
+        cq: u32,
+    },
+    /// A QP went to ERR outside of a completion.
+    QpFatal {
+        /// The QP.
+        qpn: u32,
+    },
+    /// An invalid request arrived; the QP is in ERR.
+    QpReqErr {
+        /// The QP.
+        qpn: u32,
+    },
+    /// An access violation arrived; the QP is in ERR.
+    QpAccessErr {
+        /// The QP.
+        qpn: u32,
+    },
+    /// The first packet came on a QP in RTR.
+    CommEst {
+        /// The QP.
+        qpn: u32,
+    },
+    /// The send queue has drained.
+    SqDrained {
+        /// The QP.
+        qpn: u32,
+    },
+    /// A QP in ERR took its last receive from its SRQ.
+    QpLastWqeReached {
+        /// The QP.
+        qpn: u32,
+    },
+    /// Fewer receives than the limit are left.
+    SrqLimitReached {
+        /// The SRQ.
+        srq: u32,
+    },
+    /// The SRQ's ring was corrupted.
+    SrqErr {
+        /// The SRQ.
+        srq: u32,
+    },
+    /// The port came up.
+    PortActive {
+        /// The port.
+        port_num: u8,
+    },
+    /// The port went down.
+    PortErr {
+        /// The port.
+        port_num: u8,
+    },
+    /// The GID table changed.
+    GidChange {
+        /// The port.
+        port_num: u8,
+    },
+    /// The daemon is gone (made by the client library itself when its socket closes).
+    DeviceFatal,
+}
+
+/// Why a control call brought no answer.
+#[derive(thiserror::Error, Debug)]
+pub enum CallError {
+    /// The daemon has gone.
+    #[error("the daemon has gone")]
+    Disconnected,
+    /// The socket failed.
+    #[error("control socket: {0}")]
+    Io(#[from] std::io::Error),
+    /// What came is no message of this version.
+    #[error("the daemon's answer can't be understood: is it another version?")]
+    Malformed,
+    /// Larger than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {bytes} bytes is over the limit of {MESSAGE_BYTES_MAX}")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+}
+
+/// The way from a client to an engine's control side: a socket to a daemon, or an engine in the same process.
+pub trait Endpoint: Send + Sync {
+    /// Sends a request and waits for its answer. File descriptors are passed along both ways.
+    ///
+    /// # Errors
+    /// [`CallError`] if there is no answer; a refusal is a [`Reply::Refused`], not an error.
+    fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), CallError>;
+
+    /// Drives an engine that lives on the caller's own thread by one turn. Where the engine has threads of its own, nothing.
+    fn make_progress(&self) {}
+
+    /// True if nobody but [`Endpoint::make_progress`] drives the engine: waiting without calling it would be for ever.
+    fn is_polled(&self) -> bool {
+        false
+    }
+}
+
+/// Encodes a message.
+///
+/// # Errors
+/// [`CallError::TooLarge`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CallError> {
+    let bytes = postcard::to_allocvec(message).map_err(|_| CallError::Malformed)?;
+    if bytes.len() > MESSAGE_BYTES_MAX { Err(CallError::TooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
+}
+
+/// Decodes a message; anything left over is an error.
+///
+/// # Errors
+/// [`CallError::Malformed`].
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, CallError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(CallError::Malformed),
+    }
+}
