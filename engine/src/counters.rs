@@ -1,15 +1,17 @@
 //! Counters: plain numbers that only their shard writes; readers get copies. Names are the kernel's (rxe, mlx5) where one
 //! exists there.
 
-/// Declares a struct of counters that knows their names.
+/// Declares a struct of counters that knows their names and what they count: `docs/counters.md` says the same.
 macro_rules! counters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$cdoc:meta])* $counter:ident,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $meaning:literal])* $counter:ident,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct $name {
-            $($(#[$cdoc])* pub $counter: u64,)*
+            $($(#[doc = $meaning])* pub $counter: u64,)*
         }
         impl $name {
+            /// Name and meaning of every counter, in the order of declaration.
+            pub const MEANINGS: &[(&str, &str)] = &[$((stringify!($counter), concat!($($meaning),*))),*];
             /// Name and value of every counter, in the order of declaration.
             pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($counter), self.$counter)),*].into_iter()
@@ -132,4 +134,26 @@ counters! {
     }
 }
 
-pub(crate) use counters;
+counters! {
+    /// What one QP did.
+    QpCounters {
+        /// Request packets sent, repeats included.
+        tx_requests,
+        /// Request packets sent again.
+        retransmitted_packets,
+        /// Request packets executed.
+        rx_requests,
+        /// Acknowledgement timeouts.
+        timeouts,
+        /// Sequence NAKs received.
+        sequence_naks,
+        /// RNR NAKs received.
+        rnr_naks,
+        /// Duplicate requests received.
+        duplicate_requests,
+        /// Requests received ahead of the expected PSN.
+        out_of_sequence,
+        /// Work requests completed.
+        completed_wqes,
+    }
+}

@@ -71,10 +71,6 @@ impl CqTable {
         self.slots.get_mut(index as usize)?.take()
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<&Cq> {
-        self.slots.get(index as usize)?.as_deref()
-    }
-
     /// Writes a completion. `solicited` also stands for a failure.
     #[inline]
     pub(crate) fn push(&mut self, index: u32, cqe: &Cqe, solicited: bool) -> Pushed {

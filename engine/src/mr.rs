@@ -155,7 +155,7 @@ impl MrTable {
     ///
     /// # Errors
     /// The first of these that holds: [`MrFault::UnknownKey`], [`MrFault::WrongPd`], [`MrFault::NoRight`],
-    /// [`MrFault::OutOfRange`]. IBTA 10.6.3, 9.7.4.1.5.
+    /// [`MrFault::OutOfRange`].
     #[inline]
     pub(crate) fn resolve(
         &self,

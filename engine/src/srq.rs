@@ -42,7 +42,7 @@ impl Srq {
         if limit_reached {
             self.limit = 0;
         }
-        Ok(Some(SrqRecv { wqe, limit_reached }))
+        Ok(Some(SrqRecv { wqe, pd: self.pd, limit_reached }))
     }
 }
 
@@ -50,6 +50,8 @@ impl Srq {
 pub(crate) struct SrqRecv {
     /// wr_id and number of SGEs, or the wr_id of a receive whose SGE count was wrong.
     pub(crate) wqe: Result<(u64, usize), u64>,
+    /// Domain of the regions that it may name.
+    pub(crate) pd: u32,
     /// The limit was passed by this receive.
     pub(crate) limit_reached: bool,
 }

@@ -12,7 +12,8 @@ mod request {
 }
 
 /// The interface's MTU in bytes, in the calling thread's network namespace; `None` when there is no such interface.
-pub(crate) fn interface_mtu_bytes(name: &str) -> Option<u32> {
+#[must_use]
+pub fn interface_mtu_bytes(name: &str) -> Option<u32> {
     let query = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).ok()?;
     // SAFETY: all-zero is a valid value of this plain C structure.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

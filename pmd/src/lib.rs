@@ -11,6 +11,7 @@
 //! calls into DPDK for each burst.
 
 mod burst;
+mod clock;
 mod eal;
 mod faults;
 mod interface;
@@ -27,8 +28,10 @@ mod tx_burst;
 mod vdev;
 
 pub use burst::{Burst, Drain};
+pub use clock::Clock;
 pub use eal::{Eal, EalConfig, EalError, LogLevel};
 pub use faults::{FaultCounts, FaultInjector, FaultRateError, FaultRates};
+pub use interface::interface_mtu_bytes;
 pub use lcore::{LcoreError, RegisteredThread, available_cores, pin_current_thread, socket_of_core};
 pub use mbuf::{HEADROOM_BYTES, Mbuf};
 pub use memory::{HugepageSize, MemoryMode, hugepage_sizes, hugetlbfs_mount};

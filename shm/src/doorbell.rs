@@ -91,6 +91,7 @@ impl DoorbellPage {
     #[inline]
     pub fn put_back(&self, word: u32, bits: u64) {
         let word = word % (SUMMARY_WORDS * 64);
+        // PAIRS WITH: `take_word` and `take_summary` of a later turn, which see what `ring` published with bits merged here.
         self.u64_at(WORDS + u64::from(word) * 8).fetch_or(bits, AcqRel);
         self.u64_at(u64::from(word / 64) * 8).fetch_or(1 << (word % 64), AcqRel);
     }

@@ -48,7 +48,7 @@ impl Control {
             let message = format!("a region of {length} bytes at offset {offset} does not lie in memory of {bytes} bytes");
             return refuse(errno::EINVAL, message);
         }
-        let key = self.draw_key()?;
+        let key = self.draw_key(session.mrs.len())?;
         let entry = MrEntry {
             key,
             pd: pd_number,
@@ -58,7 +58,8 @@ impl Control {
             mapping: Arc::clone(&attached.mapping),
             offset,
         };
-        self.mrs.insert(entry.clone());
+        let fits = self.mrs.insert(entry.clone());
+        assert!(fits, "the key was drawn for a free slot");
         let added = self.command_all(shards, || Command::AddMr(Box::new(entry.clone())));
         assert!(added, "the shards' tables have room where the master copy has");
         attached.users += 1;
@@ -67,9 +68,11 @@ impl Control {
         Ok(Reply::Mr { lkey: key, rkey: key })
     }
 
-    fn draw_key(&mut self) -> Result<u32, Refusal> {
+    /// A key for a region of the session whose books are outside `self` at this time and hold `own` regions.
+    fn draw_key(&mut self, own: usize) -> Result<u32, Refusal> {
         let max = self.config.limits.max_mr;
-        let in_use = self.sessions.values().map(|s| s.mrs.len() as u64).sum::<u64>();
+        let others = self.sessions.values().map(|s| s.mrs.len() as u64).sum::<u64>();
+        let in_use = others + own as u64;
         if in_use >= u64::from(max) {
             return refuse(errno::ENOMEM, format!("the limit of {max} regions is reached"));
         }

@@ -269,9 +269,11 @@ impl Control {
 
     /// Has every shard execute a command that it answers with `Done`.
     fn command_all<S: Shards>(&self, shards: &mut S, mut command: impl FnMut() -> Command) -> bool {
-        (0..self.config.shard_count).fold(true, |done, shard| {
-            !matches!(shards.command(shard, command()), Answer::Missing) && done
-        })
+        let mut done = true;
+        for shard in 0..self.config.shard_count {
+            done &= !matches!(shards.command(shard, command()), Answer::Missing);
+        }
+        done
     }
 }
 

@@ -12,6 +12,7 @@ use wire::Qpn;
 use super::session::{DoorbellBook, QpBook, Session};
 use super::{Answered, Control, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
+use crate::qp::state::ModifyError;
 use crate::qp::{Qp, QpConfig};
 use crate::slab::IndexAllocator;
 use crate::{QPN_INDEX_BITS, QPN_INDEX_MASK, shard_of};
@@ -179,6 +180,7 @@ impl Control {
         let command = Command::ModifyQp { index: qpn & QPN_INDEX_MASK, attr: Box::new(attr), mask };
         match shards.command(shard_of(Qpn::new(qpn)), command) {
             Answer::Modified(state) => Ok(Reply::QpModified { state }),
+            Answer::Refused(error @ ModifyError::NeighbourTableFull) => refuse(errno::ENOMEM, error.to_string()),
             Answer::Refused(error) => refuse(errno::EINVAL, error.to_string()),
             _ => no_such_qp(qpn),
         }

@@ -1,6 +1,6 @@
 //! The completer: matches acknowledgements and responses to work requests. IBTA 9.7.5.
 
-use shm::attr::{SendFlags, WcOpcode, WcStatus};
+use shm::attr::{QpState, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
 use wire::{Frame, NakCode, OpKind, Psn, RnrTimer, Syndrome};
 
@@ -154,6 +154,9 @@ impl Qp {
     /// After a response: the timer runs while something is outstanding, and what was held back may go.
     #[inline]
     fn after_progress(&mut self, env: &mut Env) {
+        if self.state == QpState::Err {
+            return;
+        }
         let req = &mut self.req;
         if req.una_psn == req.max_psn {
             req.deadline = Time::NEVER;
@@ -161,7 +164,8 @@ impl Qp {
             req.deadline = env.now.add_ns(req.timeout_ns);
             self.arm_timer(env);
         }
-        if self.req.nxt_slot != self.req.fetched || self.body.sq.available() != Ok(0) {
+        // Work that was held back is fetched already; what comes later rings its doorbell.
+        if self.req.nxt_slot != self.req.fetched {
             self.schedule_requests(env);
         }
         self.report_drained(env);
@@ -182,6 +186,10 @@ impl Qp {
         env.counters.rcvd_rnr_err += 1;
         self.body.cold.counters.rnr_naks += 1;
         self.body.cold.last_nak = Some((Syndrome::RnrNak { timer }.to_byte(), psn));
+        if self.req.rnr_until != Time::NEVER {
+            // The same once more: it is being waited for.
+            return;
+        }
         if self.advance_to(env, psn) == Advance::Gap {
             self.handle_gap(env);
             return;
@@ -241,7 +249,8 @@ impl Qp {
             return None;
         }
         let slot = self.body.slots[self.slot_index(self.req.una_slot)];
-        let wanted = if read { matches!(WcOpcode::from(slot.opcode), WcOpcode::RdmaRead) } else { slot.opcode.is_read_or_atomic() };
+        let is_read = slot.opcode == WrOpcode::RdmaRead;
+        let wanted = if read { is_read } else { slot.opcode.is_read_or_atomic() && !is_read };
         if self.req.una_slot == self.req.started || self.req.una_psn != psn || !wanted {
             env.counters.req_remote_errors += 1;
             self.fail_oldest(env, WcStatus::BadRespErr, ErrorCause::ResponseOpcode);
@@ -279,10 +288,8 @@ impl Qp {
         env.counters.rx_responses += 1;
         let psn = frame.bth().psn;
         let Some(slot) = self.slot_for_response(env, psn, false) else { return };
-        let Some(result) = frame.atomicacketh().filter(|_| slot.packets == 1 && slot.length == 8) else {
-            self.fail_oldest(env, WcStatus::BadRespErr, ErrorCause::ResponseOpcode);
-            return;
-        };
+        // The header is on every ATOMIC Acknowledge that parses.
+        let Some(result) = frame.atomicacketh() else { return };
         // The result is a number: it lies in memory in the machine's own order.
         if self.scatter_response(env, &slot, 0, &result.original.to_ne_bytes()) {
             self.finish_oldest(env, &slot);
@@ -307,7 +314,6 @@ impl Qp {
         if self.req.una_slot != self.req.fetched {
             let slot = self.body.slots[self.slot_index(self.req.una_slot)];
             self.req.una_slot = self.req.una_slot.wrapping_add(1);
-            self.body.sq.retire(1);
             let cqe = Cqe {
                 wr_id: slot.wr_id,
                 status: status.code(),
@@ -315,7 +321,9 @@ impl Qp {
                 vendor_err: cause.code(),
                 ..Cqe::default()
             };
+            // Completion first: a client that outlives us flushes by itself what is not retired.
             self.complete(env, self.send_cq, cqe, true);
+            self.body.sq.retire(1);
         }
         self.enter_error(env, cause);
     }

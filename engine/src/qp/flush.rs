@@ -21,7 +21,7 @@ impl Qp {
         self.body.cold.error = Some(cause);
         self.req.deadline = Time::NEVER;
         self.req.rnr_until = Time::NEVER;
-        self.resp.ack_due = false;
+        self.drop_answers();
         // The client's next post sees the error word, or the flush below sees what it posted.
         set_qp_error(&self.body.cold.block, true);
         self.schedule(env, Output::Flush);
@@ -63,8 +63,8 @@ impl Qp {
             let wqe = self.body.sq.fetch(&mut [], &mut []).unwrap_or_else(|(wqe, _)| wqe);
             (wqe.wr_id, WrOpcode::from_code(wqe.opcode).map_or(WcOpcode::Send, WcOpcode::from))
         };
-        self.body.sq.retire(1);
         self.push_flushed(env, self.send_cq, wr_id, opcode);
+        self.body.sq.retire(1);
         true
     }
 

@@ -15,7 +15,7 @@ mod modify;
 mod requester;
 mod responder;
 mod slot;
-pub mod state;
+pub(crate) mod state;
 mod transfer;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,7 +28,7 @@ use wire::buf::Dest;
 use wire::{Msn, PathMtu, PathTemplate, Pkey, Psn, Qpn};
 
 use crate::cause::ErrorCause;
-use crate::counters::counters;
+use crate::counters::QpCounters;
 use crate::shard::Env;
 use crate::time::Time;
 pub(crate) use requester::Step;
@@ -117,8 +117,8 @@ pub(crate) struct Responder {
     write: WriteCursor,
     /// Bytes of the current SEND (or of a WRITE with immediate) so far.
     received_bytes: u32,
-    /// Index of the resource after the newest, counting since RESET.
-    resource_end: u32,
+    /// Where the next resource goes: the place of the oldest.
+    resource_next: usize,
     /// READs and atomics whose answers are not all sent.
     pending_responses: u8,
     max_dest_rd_atomic: u8,
@@ -168,6 +168,8 @@ pub(crate) struct CurrentRecv {
     taken: bool,
     wr_id: u64,
     sge_count: usize,
+    /// Domain of its SGEs: the QP's, or the SRQ's.
+    pd: u32,
     capacity_bytes: u32,
     sges: Box<[Sge]>,
 }
@@ -183,30 +185,6 @@ pub(crate) struct Cold {
     last_nak: Option<(u8, Psn)>,
     last_wqe_reported: bool,
     counters: QpCounters,
-}
-
-counters! {
-    /// What one QP did.
-    QpCounters {
-        /// Request packets sent, repeats included.
-        tx_requests,
-        /// Request packets sent again.
-        retransmitted_packets,
-        /// Request packets executed.
-        rx_requests,
-        /// Acknowledgement timeouts.
-        timeouts,
-        /// Sequence NAKs received.
-        sequence_naks,
-        /// RNR NAKs received.
-        rnr_naks,
-        /// Duplicate requests received.
-        duplicate_requests,
-        /// Requests received ahead of the expected PSN.
-        out_of_sequence,
-        /// Work requests completed.
-        completed_wqes,
-    }
 }
 
 /// What the control side makes a QP from.
@@ -268,6 +246,7 @@ impl Qp {
                 taken: false,
                 wr_id: 0,
                 sge_count: 0,
+                pd: config.pd,
                 capacity_bytes: 0,
                 sges: vec![Sge::default(); recv_sges].into_boxed_slice(),
             },
@@ -377,7 +356,7 @@ impl Responder {
             msn: Msn::new(0),
             write: WriteCursor::default(),
             received_bytes: 0,
-            resource_end: 0,
+            resource_next: 0,
             pending_responses: 0,
             max_dest_rd_atomic: 0,
             min_rnr_timer: 0,

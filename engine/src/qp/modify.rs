@@ -9,8 +9,9 @@ use wire::buf::Dest;
 use wire::{AckTimeout, MacAddr, PathFields, PathMtu, PathTemplate, Pkey, Psn, Qpn};
 
 use super::state::{AttrLimits, ModifyError, check_transition};
-use super::{Cold, Message, NONE, Qp, QpCounters, Requester, Responder};
+use super::{Cold, NONE, Qp, Requester, Responder};
 use crate::cause::ErrorCause;
+use crate::counters::QpCounters;
 use crate::shard::Env;
 use crate::shard_of;
 
@@ -95,18 +96,17 @@ impl Qp {
     }
 
     fn set_responder(&mut self, attr: &QpAttr, mask: QpAttrMask) {
-        let (resp, kept) = (&mut self.resp, &mut self.body.cold.attr);
         if mask.contains(QpAttrMask::RQ_PSN) {
-            *resp = Responder::new(Psn::new(attr.rq_psn));
-            kept.rq_psn = attr.rq_psn;
+            self.resp = Responder::new(Psn::new(attr.rq_psn));
+            self.body.cold.attr.rq_psn = attr.rq_psn;
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-            resp.max_dest_rd_atomic = attr.max_dest_rd_atomic;
-            kept.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+            self.resize_resources(attr.max_dest_rd_atomic);
+            self.body.cold.attr.max_dest_rd_atomic = attr.max_dest_rd_atomic;
         }
         if mask.contains(QpAttrMask::MIN_RNR_TIMER) {
-            resp.min_rnr_timer = attr.min_rnr_timer;
-            kept.min_rnr_timer = attr.min_rnr_timer;
+            self.resp.min_rnr_timer = attr.min_rnr_timer;
+            self.body.cold.attr.min_rnr_timer = attr.min_rnr_timer;
         }
     }
 
@@ -115,11 +115,13 @@ impl Qp {
             QpState::Err => self.enter_error(env, ErrorCause::ByApplication),
             QpState::Rts => {
                 self.state = QpState::Rts;
+                self.body.cold.attr.sq_draining = 0;
                 self.schedule_requests(env);
             }
             QpState::Sqd => {
                 self.state = QpState::Sqd;
                 self.body.cold.attr.sq_draining = 1;
+                self.demand_ack(env);
                 self.report_drained(env);
             }
             _ => self.state = next,
@@ -143,12 +145,12 @@ impl Qp {
         self.state = QpState::Reset;
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
-        self.resp.message = Message::None;
+        self.clear_resources();
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;
-        self.drop_responses();
         env.timers.cancel(self.index);
         let body = &mut *self.body;
+        body.template = None;
         body.sq.reset();
         if let Some(rq) = &mut body.rq {
             rq.reset();
@@ -244,7 +246,7 @@ impl Qp {
         };
         body.template = PathTemplate::new(&fields);
         self.req.unresolved = mac.is_none() || body.template.is_none();
-        if !self.req.unresolved && self.state == QpState::Rts {
+        if !self.req.unresolved && matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.schedule_requests(env);
         }
         self.schedule_answers(env);

@@ -1,8 +1,9 @@
 //! The requester: fetches posted work requests and sends their packets, one a call. IBTA 9.7.2 and 9.7.3.
 
 use shm::attr::{AccessFlags, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use shm::control::AsyncEvent;
 use wire::buf::TxBatch;
-use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, RethRepr, Rkey};
+use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, Psn, RethRepr, Rkey};
 
 use super::slot::{SendSlot, WqeError};
 use super::{Qp, transfer};
@@ -23,7 +24,10 @@ pub(crate) enum Step {
 }
 
 /// Largest message (IBTA 9.7.7).
-const MESSAGE_BYTES_MAX: u32 = 1 << 31;
+pub(super) const MESSAGE_BYTES_MAX: u32 = 1 << 31;
+
+/// PSNs outstanding at most: half of them all, so that old and new can be told apart (IBTA 9.7.2).
+const OUTSTANDING_PSNS_MAX: u32 = 1 << 23;
 
 /// Extension headers of a request, in order, in one buffer.
 struct ExtBytes {
@@ -85,17 +89,14 @@ impl Qp {
         }
         let slot = self.body.slots[self.slot_index(self.req.nxt_slot)];
         if let Some(error) = slot.error {
-            // Whatever was posted before it completes first.
+            // Whatever was posted before it completes first; the packet before it has asked for an acknowledgement.
             if self.req.una_slot == self.req.nxt_slot {
                 self.fail_oldest(env, error.status, error.cause);
             }
             return Step::Idle;
         }
-        if self.req.nxt_packet == 0 && !self.may_start(&slot) {
-            return Step::Idle;
-        }
-        let in_flight = self.req.nxt_psn.distance_from(self.req.una_psn);
-        if in_flight >= env.transport.window_packets.cast_signed() {
+        let in_flight = self.in_flight();
+        if in_flight >= env.transport.window_packets || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight)) {
             return Step::Idle;
         }
         if tx.room() == 0 {
@@ -104,9 +105,15 @@ impl Qp {
         self.send_packet(env, tx, slot)
     }
 
+    /// PSNs from the oldest that is not acknowledged to the next one.
+    #[inline]
+    fn in_flight(&self) -> u32 {
+        self.req.nxt_psn.distance_from(self.req.una_psn).cast_unsigned() & Psn::MASK
+    }
+
     /// Rules for the first packet of a message: fences, outstanding READs, a draining send queue.
     #[inline]
-    fn may_start(&self, slot: &SendSlot) -> bool {
+    fn may_start(&self, slot: &SendSlot, in_flight: u32) -> bool {
         let repeated = self.req.nxt_slot != self.req.started;
         if self.state == QpState::Sqd && !repeated {
             return false;
@@ -115,7 +122,9 @@ impl Qp {
         if slot.flags.contains(SendFlags::FENCE) && self.req.rd_outstanding > 0 {
             return false;
         }
-        !slot.opcode.is_read_or_atomic() || self.req.rd_outstanding < self.req.max_rd_atomic
+        // The longest READs take all the PSNs that may be outstanding.
+        !slot.opcode.is_read_or_atomic()
+            || (self.req.rd_outstanding < self.req.max_rd_atomic && in_flight + slot.packets <= OUTSTANDING_PSNS_MAX)
     }
 
     /// Copies the next posted work request into its private slot. False if there is none (or the ring is corrupt).
@@ -126,6 +135,7 @@ impl Qp {
             Ok(_) => {}
             Err(_) => {
                 env.counters.bad_ring_index += 1;
+                env.push_event(self.session, AsyncEvent::QpFatal { qpn: self.qpn.value() });
                 self.enter_error(env, ErrorCause::BadRingIndex);
                 return false;
             }
@@ -203,7 +213,12 @@ impl Qp {
         bth.ack_req = ack_req;
         bth.solicited = solicited;
         if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize) {
-            let error = WqeError { status: WcStatus::LocProtErr, cause };
+            let status = match cause {
+                ErrorCause::FrameTooLong => WcStatus::GeneralErr,
+                ErrorCause::BadWqe => WcStatus::LocQpOpErr,
+                _ => WcStatus::LocProtErr,
+            };
+            let error = WqeError { status, cause };
             self.body.slots[index].error = Some(error);
             env.counters.req_local_errors += 1;
             if self.req.una_slot == self.req.nxt_slot {
@@ -241,21 +256,31 @@ impl Qp {
     /// Asks for an acknowledgement where one will be waited for: a completion is due, nothing follows, or many packets went
     /// without.
     #[inline]
-    fn wants_ack(&self, env: &Env, slot: &SendSlot, last: bool) -> bool {
-        if !last {
-            return self.req.since_ack_request + 1 >= env.transport.ack_request_packets;
-        }
-        slot.opcode.is_read_or_atomic()
-            || slot.flags.contains(SendFlags::SIGNALED)
-            || self.req.since_ack_request + 1 >= env.transport.ack_request_packets
-            || (self.req.nxt_slot.wrapping_add(1) == self.req.fetched && self.body.sq.available() == Ok(0))
-            || self.window_ends(env)
+    fn wants_ack(&mut self, env: &mut Env, slot: &SendSlot, last: bool) -> bool {
+        self.req.since_ack_request + 1 >= env.transport.ack_request_packets
+            || self.in_flight() + 1 >= env.transport.window_packets
+            || (last
+                && (slot.opcode.is_read_or_atomic()
+                    || slot.flags.contains(SendFlags::SIGNALED)
+                    || self.state == QpState::Sqd
+                    || !self.goes_on(env)))
     }
 
-    /// True if the window lets no further packet follow this one.
+    /// True if a work request follows the one at the cursor and can be sent. One that is in error can't, and waits for what
+    /// is before it to be acknowledged.
     #[inline]
-    fn window_ends(&self, env: &Env) -> bool {
-        self.req.nxt_psn.distance_from(self.req.una_psn) + 1 >= env.transport.window_packets.cast_signed()
+    fn goes_on(&mut self, env: &mut Env) -> bool {
+        let next = self.req.nxt_slot.wrapping_add(1);
+        (next != self.req.fetched || self.fetch(env)) && self.body.slots[self.slot_index(next)].error.is_none()
+    }
+
+    /// The send queue is to drain, but what is on its way may not have asked for an acknowledgement: it is sent again, asking.
+    #[cold]
+    pub(super) fn demand_ack(&mut self, env: &mut Env) {
+        if self.req.since_ack_request > 0 {
+            self.rewind();
+            self.schedule_requests(env);
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call site; a struct for them would only be unpacked again")]
@@ -367,6 +392,7 @@ impl Qp {
         }
         env.counters.local_ack_timeout_err += 1;
         self.body.cold.counters.timeouts += 1;
+        self.req.gap_seen = false;
         self.retry(env);
     }
 
@@ -406,7 +432,7 @@ const fn opcode_may_solicit(opcode: WrOpcode) -> bool {
 /// Packets of a message: at least one.
 #[inline]
 const fn packet_count(length: u32, mtu_shift: u32) -> u32 {
-    if length == 0 { 1 } else { (length - 1 >> mtu_shift) + 1 }
+    if length == 0 { 1 } else { ((length - 1) >> mtu_shift) + 1 }
 }
 
 /// The message's length, if its SGEs are such as the operation may have.

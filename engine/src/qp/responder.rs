@@ -12,6 +12,7 @@ use wire::{
     Syndrome,
 };
 
+use super::requester::MESSAGE_BYTES_MAX;
 use super::{Message, NONE, Qp, Step, transfer};
 use crate::cause::ErrorCause;
 use crate::mr::MrFault;
@@ -46,6 +47,10 @@ pub(crate) struct Resource {
     /// Next response packet to send, and the end; equal = nothing to send.
     next: u32,
     end: u32,
+    /// Where the answer ends, bytes from `va`: less than `length` if a repeat asks for less.
+    end_bytes: u32,
+    /// It was answered in full once: what is still to send is a repeat.
+    answered: bool,
     /// The value before an atomic; `None` for a READ.
     original: Option<u64>,
 }
@@ -60,6 +65,8 @@ impl Resource {
         length: 0,
         next: 0,
         end: 0,
+        end_bytes: 0,
+        answered: false,
         original: None,
     };
 }
@@ -76,6 +83,7 @@ enum Refusal {
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::InvalidRequestReceived);
 const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
 const BAD_RECEIVE: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadReceive);
+const BAD_RING: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadRingIndex);
 
 /// Requests whose answer carries data, and acknowledges by that.
 #[inline]
@@ -200,8 +208,10 @@ impl Qp {
             let too_short = cause == ErrorCause::ReceiveTooShort;
             let status = if too_short { WcStatus::LocLenErr } else { WcStatus::LocProtErr };
             self.fail_receive(env, status, cause);
+        } else {
+            // IBTA 9.9.3: an event tells what no completion does.
+            env.push_event(self.session, event);
         }
-        env.push_event(self.session, event);
         self.enter_error(env, cause);
     }
 
@@ -258,6 +268,7 @@ impl Qp {
         let position = frame.info().position;
         if position.starts() {
             self.take_receive(env)?;
+            self.check_receive(env)?;
             self.resp.received_bytes = 0;
         }
         let offset = self.resp.received_bytes;
@@ -271,7 +282,8 @@ impl Qp {
             return Err(ACCESS);
         }
         let sges = self.body.recv.sges.get(..self.body.recv.sge_count).unwrap_or_default();
-        transfer::scatter(&env.mrs, self.pd, sges, offset, frame.payload()).map_err(|_| BAD_RECEIVE)?;
+        let pd = self.body.recv.pd;
+        transfer::scatter(&env.mrs, pd, sges, offset, frame.payload()).map_err(|_| BAD_RECEIVE)?;
         self.resp.received_bytes = offset + length;
         self.accept(1);
         if position.ends() {
@@ -294,6 +306,9 @@ impl Qp {
         let mut cursor = self.resp.write;
         if info.position.starts() {
             let reth = frame.reth().ok_or(INVALID)?;
+            if reth.dma_len > MESSAGE_BYTES_MAX {
+                return Err(INVALID);
+            }
             cursor = WriteCursor { va: reth.va, rkey: reth.rkey.0, left: reth.dma_len };
             self.resp.received_bytes = 0;
             // The whole range is checked before its first byte is written.
@@ -339,7 +354,7 @@ impl Qp {
             return Err(INVALID);
         }
         let reth = frame.reth().ok_or(INVALID)?;
-        if reth.dma_len > 1 << 31 || !frame.payload().is_empty() {
+        if reth.dma_len > MESSAGE_BYTES_MAX || !frame.payload().is_empty() {
             return Err(INVALID);
         }
         if reth.dma_len > 0 {
@@ -354,9 +369,9 @@ impl Qp {
             va: reth.va,
             rkey: reth.rkey.0,
             length: reth.dma_len,
-            next: 0,
             end: packets,
-            original: None,
+            end_bytes: reth.dma_len,
+            ..Resource::EMPTY
         });
         self.accept(packets);
         self.schedule(env, Output::Response);
@@ -400,32 +415,56 @@ impl Qp {
         length.div_ceil(self.mtu.bytes()).max(1)
     }
 
+    /// True if `max_dest_rd_atomic` READs and atomics wait for their first answer: then the oldest place is one of them.
+    /// A repeat that waits there does not count, since a requester that goes on has its answer.
     fn resources_busy(&self) -> bool {
-        self.resp.pending_responses >= self.resp.max_dest_rd_atomic
+        let used = self.body.resources.get(..self.resource_count()).unwrap_or_default();
+        used.get(self.resp.resource_next).is_none_or(|oldest| oldest.next != oldest.end && !oldest.answered)
     }
 
     fn resource_count(&self) -> usize {
         usize::from(self.resp.max_dest_rd_atomic).min(self.body.resources.len())
     }
 
-    /// Keeps a resource in place of the oldest, which is answered: not more than `max_dest_rd_atomic` wait at a time.
+    /// The place after this one in the ring of resources.
+    fn resource_after(&self, index: usize) -> usize {
+        if index + 1 < self.resource_count() { index + 1 } else { 0 }
+    }
+
+    /// Keeps a resource in place of the oldest.
     fn add_resource(&mut self, resource: Resource) {
-        let index = self.resp.resource_end as usize % self.resource_count().max(1);
+        let index = self.resp.resource_next;
         if let Some(place) = self.body.resources.get_mut(index) {
-            // A repeat of an old answer that is still waiting gives way: a requester that goes on has it.
             self.resp.pending_responses -= u8::from(place.next != place.end);
             *place = resource;
-            self.resp.resource_end = self.resp.resource_end.wrapping_add(1);
             self.resp.pending_responses += 1;
+            self.resp.resource_next = self.resource_after(index);
         }
+    }
+
+    /// Changes how many resources are kept; the newest stay.
+    pub(super) fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
+        let (old, next) = (self.resource_count(), self.resp.resource_next);
+        self.resp.max_dest_rd_atomic = max_dest_rd_atomic;
+        let new = self.resource_count();
+        let resources = &mut self.body.resources;
+        // From the oldest to the newest, then without the oldest ones.
+        resources[..old].rotate_left(next);
+        resources[..old].rotate_left(old.saturating_sub(new));
+        resources[old.min(new)..].fill(Resource::EMPTY);
+        self.resp.resource_next = if old < new { old } else { 0 };
+        self.resp.pending_responses = resources.iter().filter(|r| r.next != r.end).count() as u8;
+    }
+
+    /// Forgets every READ and atomic, answered or not.
+    pub(super) fn clear_resources(&mut self) {
+        self.resp.pending_responses = 0;
+        self.resp.resource_next = 0;
+        self.body.resources.fill(Resource::EMPTY);
     }
 
     /// Takes a receive from the queue or the SRQ into `body.recv`.
     fn take_receive(&mut self, env: &mut Env) -> Result<(), Refusal> {
-        if self.body.recv.taken {
-            // A WRITE with immediate was refused after it took its receive; it still has it.
-            return Ok(());
-        }
         let recv = &mut self.body.recv;
         let taken = if self.srq == NONE {
             let Some(rq) = &mut self.body.rq else { return Err(Refusal::Rnr) };
@@ -434,30 +473,39 @@ impl Qp {
                 Ok(_) => rq.fetch(&mut recv.sges),
                 Err(_) => {
                     env.counters.bad_ring_index += 1;
-                    return Err(BAD_RECEIVE);
+                    return Err(BAD_RING);
                 }
             }
         } else {
             match env.take_srq(self.srq, &mut recv.sges) {
-                Ok(Some(wqe)) => wqe,
+                Ok(Some(srq)) => {
+                    recv.pd = srq.pd;
+                    srq.wqe
+                }
                 Ok(None) => return Err(Refusal::Rnr),
-                Err(_) => return Err(BAD_RECEIVE),
+                Err(_) => return Err(BAD_RING),
             }
         };
         recv.taken = true;
         match taken {
             Ok((wr_id, sge_count)) => {
-                recv.wr_id = wr_id;
-                recv.sge_count = sge_count;
-                let sges = recv.sges.get(..sge_count).unwrap_or_default();
-                recv.capacity_bytes = transfer::total_length(sges).ok_or(BAD_RECEIVE)?;
-                transfer::check(&env.mrs, self.pd, sges, AccessFlags::LOCAL_WRITE).map_err(|_| BAD_RECEIVE)
+                (recv.wr_id, recv.sge_count) = (wr_id, sge_count);
+                Ok(())
             }
             Err(wr_id) => {
                 recv.wr_id = wr_id;
                 Err(BAD_RECEIVE)
             }
         }
+    }
+
+    /// Looks at the memory of the receive just taken. A WRITE with immediate leaves it alone, so only a SEND asks.
+    #[inline]
+    fn check_receive(&mut self, env: &Env) -> Result<(), Refusal> {
+        let recv = &mut self.body.recv;
+        let sges = recv.sges.get(..recv.sge_count).unwrap_or_default();
+        recv.capacity_bytes = transfer::total_length(sges).ok_or(BAD_RECEIVE)?;
+        transfer::check(&env.mrs, recv.pd, sges, AccessFlags::LOCAL_WRITE).map_err(|_| BAD_RECEIVE)
     }
 
     #[inline]
@@ -512,6 +560,7 @@ impl Qp {
             self.resp.pending_responses += u8::from(resource.next == resource.end);
             resource.next = skipped;
             resource.end = skipped + packets;
+            resource.end_bytes = offset + reth.dma_len;
             self.schedule(env, Output::Response);
         }
     }
@@ -534,11 +583,10 @@ impl Qp {
         if tx.room() == 0 {
             return Step::NoRoom;
         }
-        let count = self.resource_count() as u32;
-        let oldest = self.resp.resource_end.wrapping_sub(count);
-        let waiting = (0..count).map(|i| oldest.wrapping_add(i) as usize % count as usize).find(|&i| {
-            self.body.resources.get(i).is_some_and(|r| r.next != r.end)
-        });
+        let from_oldest = std::iter::successors(Some(self.resp.resource_next), |&i| Some(self.resource_after(i)));
+        let waiting = from_oldest
+            .take(self.resource_count())
+            .find(|&i| self.body.resources.get(i).is_some_and(|r| r.next != r.end));
         let Some(index) = waiting else {
             self.resp.pending_responses = 0;
             return Step::Idle;
@@ -550,13 +598,15 @@ impl Qp {
         };
         if !sent {
             // The region is gone, or lost its right: the request can't be answered any more.
-            self.refuse_fatal(env, resource.first_psn.add(resource.next), NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
-            self.drop_responses();
+            self.clear_resources();
+            let psn = resource.first_psn.add(resource.next);
+            self.refuse_fatal(env, psn, NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
             return Step::Idle;
         }
         let place = &mut self.body.resources[index];
         place.next += 1;
         if place.next == place.end {
+            place.answered = true;
             self.resp.pending_responses -= 1;
             if self.resp.pending_responses == 0 && (self.resp.ack_due || self.resp.nak.is_some()) {
                 self.schedule(env, Output::Ack);
@@ -565,20 +615,23 @@ impl Qp {
         Step::Sent
     }
 
-    /// Forgets every answer that is not sent yet.
-    pub(super) fn drop_responses(&mut self) {
-        self.resp.pending_responses = 0;
-        for resource in &mut self.body.resources {
-            resource.next = resource.end;
+    /// A QP that breaks for a reason of its own has nothing more to say to its peer. One that breaks by the peer's request
+    /// still gives the answers to what came before it, then the NAK.
+    pub(super) fn drop_answers(&mut self) {
+        let breaks = |nak: &Nak| matches!(nak.syndrome, Syndrome::Nak(code) if code != NakCode::PsnSequence);
+        self.resp.ack_due = false;
+        if !self.resp.nak.as_ref().is_some_and(breaks) {
+            self.resp.nak = None;
+            self.clear_resources();
         }
     }
 
     #[inline]
     fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> bool {
         let offset = r.next << self.mtu.shift();
-        let payload_len = (r.length - offset).min(self.mtu.bytes());
+        let payload_len = (r.end_bytes - offset).min(self.mtu.bytes());
         // A repeat that starts inside the message goes on where the first answer stopped, as rxe does.
-        let (first, last) = (r.next == 0, r.next + 1 == r.packets);
+        let (first, last) = (r.next == 0, r.next + 1 == r.end);
         let opcode = match (first, last) {
             (true, true) => Opcode::RC_READ_RESP_ONLY,
             (true, false) => Opcode::RC_READ_RESP_FIRST,

@@ -1,9 +1,9 @@
 //! The QP state machine: which transitions there are, which attributes each one needs and takes, and which values are legal.
 //!
-//! Pure: the caller has the QP, asks [`check_transition`], and applies all of the attributes or none. IBTA 10.3.1 and the
-//! Modify QP tables of 11.2.5.2, as `ibv_modify_qp(3)` has them and the Linux kernel checks them, with three differences. Any
-//! state goes to ERR, RESET too (IBTA 10.3.1: the kernel refuses that one). An RC QP never leaves SQE, where it never is.
-//! And PSNs beyond 24 bits are refused, where the kernel cuts them off.
+//! Pure: the caller has the QP, asks [`check_transition`], and applies all of the attributes or none. The states are those of
+//! IBTA 10.3.1, the attributes those of `ibv_modify_qp(3)` as the Linux kernel checks them, with three differences: RESET goes
+//! to ERR as any state does, which the kernel refuses; an RC QP never leaves SQE, where it never is; and a PSN beyond 24 bits is
+//! refused, where the kernel cuts it off.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
@@ -99,10 +99,12 @@ pub enum ModifyError {
     },
     /// The port has no room for another neighbour.
     NeighbourTableFull,
-    /// The attribute asks for an alternate path or path migration, which RoCE does not have.
-    NoPathMigration {
-        /// The attribute, as `ibv_qp_attr` names it.
-        attr: &'static str,
+    /// The mask has an alternate path, which is not offered.
+    AlternatePath,
+    /// `path_mig_state` is not "migrated", the only one without an alternate path.
+    PathMigration {
+        /// Its value.
+        path_mig_state: u8,
     },
 }
 
@@ -168,8 +170,12 @@ impl fmt::Display for ModifyError {
             Self::NeighbourTableFull => {
                 f.write_str("the port's neighbour table is full of neighbours in use: see max_neighbour")
             }
-            Self::NoPathMigration { attr } => {
-                write!(f, "{attr} asks for an alternate path, which RoCE does not have")
+            Self::AlternatePath => f.write_str("ALT_PATH sets an alternate path, which is not offered"),
+            Self::PathMigration { path_mig_state } => {
+                write!(
+                    f,
+                    "path_mig_state is {path_mig_state}, but a QP without an alternate path is always migrated, 0"
+                )
             }
         }
     }
@@ -366,14 +372,14 @@ fn check_path(path: &AhAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
     Ok(())
 }
 
-/// A RoCE QP has one path and is always migrated: saying so is legal, anything else is not. IBTA 17.2.8, A17.
+/// A QP has one path and is always migrated: saying so is legal, anything else is not.
 fn check_migration(attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
     const MIGRATED: u8 = 0;
     if mask.contains(Mask::ALT_PATH) {
-        return Err(ModifyError::NoPathMigration { attr: "alt_ah_attr" });
+        return Err(ModifyError::AlternatePath);
     }
     if mask.contains(Mask::PATH_MIG_STATE) && attr.path_mig_state != MIGRATED {
-        return Err(ModifyError::NoPathMigration { attr: "path_mig_state" });
+        return Err(ModifyError::PathMigration { path_mig_state: attr.path_mig_state });
     }
     Ok(())
 }

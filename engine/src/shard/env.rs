@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use shm::attr::AccessFlags;
 use shm::control::AsyncEvent;
 use shm::layout::{Cqe, Sge};
 use shm::ring::BadIndex;
@@ -16,7 +15,7 @@ use crate::events::EventQueue;
 use crate::mr::MrTable;
 use crate::neigh::NeighTable;
 use crate::ready::{Output, ReadyQueues};
-use crate::srq::Srq;
+use crate::srq::{Srq, SrqRecv};
 use crate::time::Time;
 use crate::timer::TimerWheel;
 
@@ -90,8 +89,7 @@ impl Env {
     }
 
     /// Takes a receive from an SRQ: `None` if there is none.
-    #[expect(clippy::type_complexity, reason = "the inner result is the ring's own, passed through")]
-    pub(crate) fn take_srq(&mut self, srq: u32, sges: &mut [Sge]) -> Result<Option<Result<(u64, usize), u64>>, BadIndex> {
+    pub(crate) fn take_srq(&mut self, srq: u32, sges: &mut [Sge]) -> Result<Option<SrqRecv>, BadIndex> {
         let Some(Some(srq)) = self.srqs.get_mut(srq as usize) else { return Ok(None) };
         let (session, handle) = (srq.session, srq.handle);
         match srq.take(sges) {
@@ -100,7 +98,7 @@ impl Env {
                 if recv.limit_reached {
                     self.push_event(session, AsyncEvent::SrqLimitReached { srq: handle });
                 }
-                Ok(Some(recv.wqe))
+                Ok(Some(recv))
             }
             Err(bad) => {
                 self.counters.bad_ring_index += 1;
@@ -113,8 +111,6 @@ impl Env {
     /// SEND with invalidate: takes the remote rights from a region that has any. False if there is no such region.
     #[cold]
     pub(crate) fn invalidate(&mut self, rkey: u32, pd: u32) -> bool {
-        let remote = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        let has_right = self.mrs.get(rkey).is_some_and(|mr| mr.access.intersects(remote));
-        has_right && self.mrs.revoke_remote(rkey, pd)
+        self.mrs.revoke_remote(rkey, pd)
     }
 }

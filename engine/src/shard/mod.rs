@@ -292,7 +292,12 @@ impl Shard {
 
     /// Tells all clients that the shard is about to sleep. True if work has come meanwhile: then it must not.
     pub fn announce_sleep(&self) -> bool {
-        self.sessions.iter().fold(false, |work, s| s.page.announce_sleep() || work)
+        let mut work = false;
+        for session in &self.sessions {
+            // Every one of them must know, so no short cut.
+            work |= session.page.announce_sleep();
+        }
+        work
     }
 
     /// Tells all clients that the shard is awake.

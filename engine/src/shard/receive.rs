@@ -112,7 +112,13 @@ fn check_path(qp: &Qp, port: u8, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Co
     if !pkey.matches(qp.pkey()) {
         return Err(|c| c.rx_bad_pkey += 1);
     }
-    if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+    let takes = match qp.state {
+        QpState::Rts | QpState::Sqd | QpState::Sqe => true,
+        // It has sent nothing that could be answered.
+        QpState::Rtr => !info.kind.is_response(),
+        QpState::Reset | QpState::Init | QpState::Err => false,
+    };
+    if !takes {
         return Err(|c| c.rx_wrong_state += 1);
     }
     if qp.port != port || !addresses_match(qp.addresses(), frame) {
@@ -131,9 +137,9 @@ fn addresses_match((ours, peer): (IpAddr, IpAddr), frame: &Frame<'_>) -> bool {
 
 #[inline]
 fn dispatch(qp: &mut Qp, env: &mut Env, frame: &Frame<'_>) {
-    if !frame.info().kind.is_response() {
-        qp.handle_request(env, frame);
-    } else if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+    if frame.info().kind.is_response() {
         qp.handle_response(env, frame);
+    } else {
+        qp.handle_request(env, frame);
     }
 }

@@ -8,10 +8,10 @@ use engine::command::{Answer, Command, Shards};
 use engine::config::{EngineConfig, Limits, PortConfig, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
-use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, WcStatus};
+use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WcStatus};
 use shm::control::{Reply, Request};
 use shm::doorbell::DoorbellPage;
-use shm::layout::{Cqe, SendWqe, Sge};
+use shm::layout::{Cqe, QueueShape, SendWqe, Sge};
 use shm::mapping::{Mapping, PageSize};
 use shm::ring::{Body, CqPoller, RecvPoster, SendPoster};
 use shm::segment::{Block, BlockAddress};
@@ -20,10 +20,10 @@ use wire::buf::VecBatch;
 use wire::{Gid, MacAddr};
 
 /// Shards that a control side reaches by a call.
-pub struct Direct {
-    pub shards: Vec<Shard>,
+pub(crate) struct Direct {
+    pub(crate) shards: Vec<Shard>,
     wakes: Vec<Arc<WakeFd>>,
-    pub now: Time,
+    pub(crate) now: Time,
 }
 
 impl Shards for Direct {
@@ -37,25 +37,25 @@ impl Shards for Direct {
 }
 
 /// One engine.
-pub struct Host {
-    pub control: Control,
-    pub shards: Direct,
-    pub ip: [u8; 4],
+pub(crate) struct Host {
+    pub(crate) control: Control,
+    pub(crate) shards: Direct,
+    pub(crate) ip: [u8; 4],
 }
 
 /// What a host is made with.
-pub struct HostOptions {
-    pub ip: [u8; 4],
-    pub mac: [u8; 6],
-    pub shard_count: u8,
-    pub transport: TransportConfig,
-    pub limits: Limits,
-    pub entropy: Box<dyn FnMut() -> u64 + Send>,
+pub(crate) struct HostOptions {
+    pub(crate) ip: [u8; 4],
+    pub(crate) mac: [u8; 6],
+    pub(crate) shard_count: u8,
+    pub(crate) transport: TransportConfig,
+    pub(crate) limits: Limits,
+    pub(crate) entropy: Box<dyn FnMut() -> u64 + Send>,
 }
 
 impl HostOptions {
     /// Host `n` of 10.0.0.0/24.
-    pub fn new(n: u8) -> Self {
+    pub(crate) fn new(n: u8) -> Self {
         let mut state = u64::from(n);
         let entropy = Box::new(move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -73,7 +73,7 @@ impl HostOptions {
 }
 
 impl Host {
-    pub fn new(options: HostOptions) -> Self {
+    pub(crate) fn new(options: HostOptions) -> Self {
         let port = PortConfig {
             mac: MacAddr(options.mac),
             addresses: vec![options.ip.into()],
@@ -97,17 +97,17 @@ impl Host {
         Self { control, shards: Direct { shards, wakes, now: Time::ZERO }, ip: options.ip }
     }
 
-    pub fn request(&mut self, session: u32, request: Request, fds: Vec<OwnedFd>) -> (Reply, Vec<OwnedFd>) {
+    pub(crate) fn request(&mut self, session: u32, request: Request, fds: Vec<OwnedFd>) -> (Reply, Vec<OwnedFd>) {
         let now = self.shards.now;
         self.control.handle(&mut self.shards, session, now, request, fds)
     }
 
-    pub fn shard(&mut self) -> &mut Shard {
+    pub(crate) fn shard(&mut self) -> &mut Shard {
         &mut self.shards.shards[0]
     }
 
     /// One turn without input; what it sends.
-    pub fn turn(&mut self, now: Time) -> Vec<Vec<u8>> {
+    pub(crate) fn turn(&mut self, now: Time) -> Vec<Vec<u8>> {
         self.shards.now = now;
         let mut out = Vec::new();
         for shard in &mut self.shards.shards {
@@ -132,14 +132,13 @@ impl Host {
         wire
     }
 
-    /// A frame from the wire, to the shard whose QPN it names (ARP to all).
-    pub fn receive(&mut self, now: Time, frame: &[u8]) {
+    /// A frame from the wire, to the shard whose QPN it names: the first if there is no such shard, all if it names none.
+    pub(crate) fn receive(&mut self, now: Time, frame: &[u8]) {
         self.shards.now = now;
         match wire::dest_qpn(frame).map(engine::shard_of) {
             Some(id) => {
-                if let Some(shard) = self.shards.shards.get_mut(usize::from(id)) {
-                    shard.handle_frame(now, 0, frame);
-                }
+                let id = usize::from(id).min(self.shards.shards.len()) % self.shards.shards.len();
+                self.shards.shards[id].handle_frame(now, 0, frame);
             }
             None => {
                 for shard in &mut self.shards.shards {
@@ -151,30 +150,36 @@ impl Host {
 }
 
 /// An application: a session with a protection domain, a CQ and memory.
-pub struct Client {
-    pub session: u32,
+pub(crate) struct Client {
+    pub(crate) session: u32,
     segments: Vec<Arc<Mapping>>,
-    pub pd: u32,
-    pub cq: u32,
-    pub poller: CqPoller,
-    pub memory: Mapping,
-    pub key: u32,
+    pub(crate) pd: u32,
+    pub(crate) cq: u32,
+    pub(crate) cq_block: Block,
+    pub(crate) poller: CqPoller,
+    pub(crate) memory: Mapping,
+    /// Handle of `memory` as attached.
+    pub(crate) attached: u32,
+    /// L_Key and R_Key of the region at [`BASE`].
+    pub(crate) key: u32,
 }
 
 /// Address at which [`Client::memory`] is registered.
-pub const BASE: u64 = 0x10_0000;
+pub(crate) const BASE: u64 = 0x10_0000;
 
 impl Client {
-    pub fn new(host: &mut Host, memory_bytes: u64) -> Self {
+    pub(crate) fn new(host: &mut Host, memory_bytes: u64) -> Self {
+        Self::with_region(host, memory_bytes, memory_bytes)
+    }
+
+    /// Only the first `region_bytes` of its memory are registered.
+    pub(crate) fn with_region(host: &mut Host, memory_bytes: u64, region_bytes: u64) -> Self {
         let session = host.control.open_session(Peer { pid: 1, uid: 1 }).unwrap();
         let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "test".to_owned() };
         assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
         let Reply::Handle(pd) = host.request(session, Request::AllocPd, vec![]).0 else { panic!() };
-        let request = Request::CreateCq { cqe: 1024, channel: None, comp_vector: None };
-        let (Reply::Cq { cq, depth, block, .. }, fds) = host.request(session, request, vec![]) else { panic!() };
         let mut segments = Vec::new();
-        attach(&mut segments, &[block], fds);
-        let poller = CqPoller::new(&place(&segments, block), depth).unwrap();
+        let (cq, poller, cq_block) = make_cq(host, session, &mut segments, 1024, None);
         let memory = Mapping::create(c"test", memory_bytes, PageSize::Base).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let request = Request::AttachMemory { bytes: memory.bytes() };
@@ -183,22 +188,38 @@ impl Client {
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_ATOMIC;
-        let request = Request::RegMr { pd, memory: attached, offset: 0, addr: BASE, length: memory.bytes(), access };
+        let request = Request::RegMr { pd, memory: attached, offset: 0, addr: BASE, length: region_bytes, access };
         let (Reply::Mr { lkey, .. }, _) = host.request(session, request, vec![]) else { panic!() };
-        Self { session, segments, pd, cq, poller, memory, key: lkey }
+        Self { session, segments, pd, cq, cq_block, poller, memory, attached, key: lkey }
     }
 
-    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+    pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
 
-    pub fn poll(&mut self) -> Vec<Cqe> {
+    pub(crate) fn poll(&mut self) -> Vec<Cqe> {
         let found = std::iter::from_fn(|| self.poller.next()).collect();
         self.poller.publish();
         found
     }
 
-    pub fn qp(&mut self, host: &mut Host, cap: QpCap) -> TestQp {
+    /// One more CQ.
+    pub(crate) fn another_cq(&mut self, host: &mut Host, cqe: u32, channel: Option<u32>) -> (u32, CqPoller) {
+        let (cq, poller, _) = make_cq(host, self.session, &mut self.segments, cqe, channel);
+        (cq, poller)
+    }
+
+    /// An SRQ, what posts to it, and where it lies.
+    pub(crate) fn srq(&mut self, host: &mut Host, attr: SrqAttr) -> (u32, RecvPoster, Block) {
+        let request = Request::CreateSrq { pd: self.pd, cq: Some(self.cq), attr };
+        let (reply, fds) = host.request(self.session, request, vec![]);
+        let Reply::Srq { srq, attr, shape, block } = reply else { panic!("{reply:?}") };
+        attach(&mut self.segments, &[block], fds);
+        let block = place(&self.segments, block);
+        (srq, RecvPoster::new_srq(&block, shape, attr.max_wr).unwrap(), block)
+    }
+
+    pub(crate) fn qp(&mut self, host: &mut Host, cap: QpCap) -> TestQp {
         let request = Request::CreateQp {
             pd: self.pd,
             qp_type: QpType::Rc,
@@ -211,7 +232,7 @@ impl Client {
         self.qp_from(host, request)
     }
 
-    pub fn qp_from(&mut self, host: &mut Host, request: Request) -> TestQp {
+    pub(crate) fn qp_from(&mut self, host: &mut Host, request: Request) -> TestQp {
         let (reply, fds) = host.request(self.session, request, vec![]);
         let Reply::Qp { qpn, cap, sq, rq, block, doorbell, doorbell_index, .. } = reply else { panic!("{reply:?}") };
         attach(&mut self.segments, &[block, doorbell], fds);
@@ -223,8 +244,24 @@ impl Client {
             page: DoorbellPage::new(&place(&self.segments, doorbell)).unwrap(),
             doorbell_index,
             block,
+            sq,
         }
     }
+}
+
+fn make_cq(
+    host: &mut Host,
+    session: u32,
+    segments: &mut Vec<Arc<Mapping>>,
+    cqe: u32,
+    channel: Option<u32>,
+) -> (u32, CqPoller, Block) {
+    let request = Request::CreateCq { cqe, channel, comp_vector: None };
+    let (reply, fds) = host.request(session, request, vec![]);
+    let Reply::Cq { cq, depth, block, .. } = reply else { panic!("{reply:?}") };
+    attach(segments, &[block], fds);
+    let block = place(segments, block);
+    (cq, CqPoller::new(&block, depth).unwrap(), block)
 }
 
 fn attach(segments: &mut Vec<Arc<Mapping>>, addresses: &[BlockAddress], fds: Vec<OwnedFd>) {
@@ -241,32 +278,33 @@ fn place(segments: &[Arc<Mapping>], address: BlockAddress) -> Block {
 }
 
 /// A client's side of a QP.
-pub struct TestQp {
-    pub qpn: u32,
-    pub send: SendPoster,
-    pub recv: Option<RecvPoster>,
-    pub page: DoorbellPage,
-    pub doorbell_index: u32,
-    pub block: Block,
+pub(crate) struct TestQp {
+    pub(crate) qpn: u32,
+    pub(crate) send: SendPoster,
+    pub(crate) recv: Option<RecvPoster>,
+    pub(crate) page: DoorbellPage,
+    pub(crate) doorbell_index: u32,
+    pub(crate) block: Block,
+    pub(crate) sq: QueueShape,
 }
 
 impl TestQp {
-    pub fn post(&mut self, wqe: SendWqe, sges: &[Sge]) {
+    pub(crate) fn post(&mut self, wqe: SendWqe, sges: &[Sge]) {
         self.send.post(wqe, Body::Sges(sges)).unwrap();
         self.ring();
     }
 
-    pub fn post_inline(&mut self, wqe: SendWqe, data: &[u8]) {
+    pub(crate) fn post_inline(&mut self, wqe: SendWqe, data: &[u8]) {
         self.send.post(wqe, Body::Inline(&[data])).unwrap();
         self.ring();
     }
 
-    pub fn ring(&mut self) {
+    pub(crate) fn ring(&mut self) {
         self.send.publish();
         self.page.ring(self.doorbell_index);
     }
 
-    pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+    pub(crate) fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
         let recv = self.recv.as_mut().unwrap();
         recv.post(wr_id, sges).unwrap();
         if recv.publish() {
@@ -277,15 +315,15 @@ impl TestQp {
 
 /// How two QPs are connected.
 #[derive(Clone, Copy)]
-pub struct Connect {
-    pub path_mtu: u8,
-    pub psn: [u32; 2],
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub min_rnr_timer: u8,
-    pub rd_atomic: u8,
-    pub access: AccessFlags,
+pub(crate) struct Connect {
+    pub(crate) path_mtu: u8,
+    pub(crate) psn: [u32; 2],
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) rd_atomic: u8,
+    pub(crate) access: AccessFlags,
 }
 
 impl Default for Connect {
@@ -304,10 +342,9 @@ impl Default for Connect {
 }
 
 /// The masks of the three steps to RTS.
-pub const INIT: QpAttrMask = QpAttrMask(
-    QpAttrMask::STATE.0 | QpAttrMask::PKEY_INDEX.0 | QpAttrMask::PORT.0 | QpAttrMask::ACCESS_FLAGS.0,
-);
-pub const RTR: QpAttrMask = QpAttrMask(
+pub(crate) const INIT: QpAttrMask =
+    QpAttrMask(QpAttrMask::STATE.0 | QpAttrMask::PKEY_INDEX.0 | QpAttrMask::PORT.0 | QpAttrMask::ACCESS_FLAGS.0);
+pub(crate) const RTR: QpAttrMask = QpAttrMask(
     QpAttrMask::STATE.0
         | QpAttrMask::AV.0
         | QpAttrMask::PATH_MTU.0
@@ -316,7 +353,7 @@ pub const RTR: QpAttrMask = QpAttrMask(
         | QpAttrMask::MAX_DEST_RD_ATOMIC.0
         | QpAttrMask::MIN_RNR_TIMER.0,
 );
-pub const RTS: QpAttrMask = QpAttrMask(
+pub(crate) const RTS: QpAttrMask = QpAttrMask(
     QpAttrMask::STATE.0
         | QpAttrMask::TIMEOUT.0
         | QpAttrMask::RETRY_CNT.0
@@ -326,10 +363,29 @@ pub const RTS: QpAttrMask = QpAttrMask(
 );
 
 /// Brings a QP to RTS towards `peer_qpn` at `peer_ip`. `side` picks the PSNs.
-pub fn connect(host: &mut Host, session: u32, qpn: u32, peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usize) {
+pub(crate) fn connect(
+    host: &mut Host,
+    session: u32,
+    qpn: u32,
+    peer_ip: [u8; 4],
+    peer_qpn: u32,
+    c: Connect,
+    side: usize,
+) {
+    let attr = attributes(peer_ip, peer_qpn, c, side);
+    for (state, mask) in STEPS {
+        modify(host, session, qpn, QpAttr { qp_state: state, ..attr }, mask).unwrap();
+    }
+}
+
+/// The way to RTS.
+pub(crate) const STEPS: [(QpState, QpAttrMask); 3] = [(QpState::Init, INIT), (QpState::Rtr, RTR), (QpState::Rts, RTS)];
+
+/// What a QP needs on its way to RTS.
+pub(crate) fn attributes(peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usize) -> QpAttr {
     let ah_attr =
         AhAttr { dgid: Gid::from_ip(peer_ip.into()), sgid_index: 0, hop_limit: 64, port_num: 1, ..AhAttr::default() };
-    let attr = QpAttr {
+    QpAttr {
         port_num: 1,
         qp_access_flags: c.access,
         ah_attr,
@@ -344,13 +400,16 @@ pub fn connect(host: &mut Host, session: u32, qpn: u32, peer_ip: [u8; 4], peer_q
         retry_cnt: c.retry_cnt,
         rnr_retry: c.rnr_retry,
         ..QpAttr::default()
-    };
-    for (state, mask) in [(QpState::Init, INIT), (QpState::Rtr, RTR), (QpState::Rts, RTS)] {
-        modify(host, session, qpn, QpAttr { qp_state: state, ..attr }, mask).unwrap();
     }
 }
 
-pub fn modify(host: &mut Host, session: u32, qpn: u32, attr: QpAttr, mask: QpAttrMask) -> Result<QpState, String> {
+pub(crate) fn modify(
+    host: &mut Host,
+    session: u32,
+    qpn: u32,
+    attr: QpAttr,
+    mask: QpAttrMask,
+) -> Result<QpState, String> {
     match host.request(session, Request::ModifyQp { qpn, attr, mask }, vec![]).0 {
         Reply::QpModified { state } => Ok(state),
         Reply::Refused { message, .. } => Err(message),
@@ -359,32 +418,44 @@ pub fn modify(host: &mut Host, session: u32, qpn: u32, attr: QpAttr, mask: QpAtt
 }
 
 /// Two hosts, an application and a connected QP on each.
-pub struct Pair {
-    pub hosts: [Host; 2],
-    pub clients: [Client; 2],
-    pub qps: [TestQp; 2],
-    pub now: Time,
+pub(crate) struct Pair {
+    pub(crate) hosts: [Host; 2],
+    pub(crate) clients: [Client; 2],
+    pub(crate) qps: [TestQp; 2],
+    pub(crate) connect: Connect,
+    pub(crate) now: Time,
     /// Every frame that was sent, and by whom.
-    pub sent: Vec<(usize, Vec<u8>)>,
+    pub(crate) sent: Vec<(usize, Vec<u8>)>,
 }
 
 /// Sizes that are enough for most tests.
-pub const CAP: QpCap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 128 };
+pub(crate) const CAP: QpCap =
+    QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 128 };
 
 impl Pair {
-    pub fn new(c: Connect) -> Self {
+    pub(crate) fn new(c: Connect) -> Self {
         Self::with(c, HostOptions::new(1), HostOptions::new(2), 1 << 20)
     }
 
-    pub fn with(c: Connect, a: HostOptions, b: HostOptions, memory_bytes: u64) -> Self {
+    pub(crate) fn with(c: Connect, a: HostOptions, b: HostOptions, memory_bytes: u64) -> Self {
+        Self::build(c, a, b, memory_bytes, memory_bytes)
+    }
+
+    /// Only the first `region_bytes` of each side's memory are registered.
+    pub(crate) fn with_region(c: Connect, memory_bytes: u64, region_bytes: u64) -> Self {
+        Self::build(c, HostOptions::new(1), HostOptions::new(2), memory_bytes, region_bytes)
+    }
+
+    fn build(c: Connect, a: HostOptions, b: HostOptions, memory_bytes: u64, region_bytes: u64) -> Self {
         let mut hosts = [Host::new(a), Host::new(b)];
         let [a, b] = &mut hosts;
-        let mut clients = [Client::new(a, memory_bytes), Client::new(b, memory_bytes)];
+        let mut clients =
+            [Client::with_region(a, memory_bytes, region_bytes), Client::with_region(b, memory_bytes, region_bytes)];
         let qps = [clients[0].qp(a, CAP), clients[1].qp(b, CAP)];
         let ips = [a.ip, b.ip];
         connect(a, clients[0].session, qps[0].qpn, ips[1], qps[1].qpn, c, 0);
         connect(b, clients[1].session, qps[1].qpn, ips[0], qps[0].qpn, c, 1);
-        let mut pair = Self { hosts, clients, qps, now: Time::ZERO, sent: Vec::new() };
+        let mut pair = Self { hosts, clients, qps, connect: c, now: Time::ZERO, sent: Vec::new() };
         // Neighbours get to know each other.
         pair.exchange();
         pair.sent.clear();
@@ -392,12 +463,12 @@ impl Pair {
     }
 
     /// Passes frames to and fro until neither side has more to say at this time.
-    pub fn exchange(&mut self) {
+    pub(crate) fn exchange(&mut self) {
         self.exchange_with(|_, frame| vec![frame]);
     }
 
     /// The same; `change` says what becomes of a frame that host `from` sent.
-    pub fn exchange_with(&mut self, mut change: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
+    pub(crate) fn exchange_with(&mut self, mut change: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
         for _ in 0..100_000 {
             let mut quiet = true;
             for from in 0..2 {
@@ -417,18 +488,18 @@ impl Pair {
     }
 
     /// Lets time pass, then exchanges.
-    pub fn advance(&mut self, ns: u64) {
+    pub(crate) fn advance(&mut self, ns: u64) {
         self.now = self.now.add_ns(ns);
         self.exchange();
     }
 
     /// Statuses of the completions of one side, with their wr_ids.
-    pub fn completions(&mut self, side: usize) -> Vec<(u64, WcStatus)> {
+    pub(crate) fn completions(&mut self, side: usize) -> Vec<(u64, WcStatus)> {
         self.clients[side].poll().iter().map(|c| (c.wr_id, WcStatus::from_code(c.status).unwrap())).collect()
     }
 
     /// Names of the opcodes that were sent since the last call, with who sent them.
-    pub fn opcodes(&mut self) -> Vec<(usize, &'static str)> {
+    pub(crate) fn opcodes(&mut self) -> Vec<(usize, &'static str)> {
         let sent = std::mem::take(&mut self.sent);
         sent.iter().filter_map(|(from, f)| wire::Frame::parse(f).ok().map(|f| (*from, f.info().name))).collect()
     }

@@ -47,6 +47,23 @@ fn a_full_queue_refuses_and_takes_again_after_retire() {
 }
 
 #[test]
+fn the_latest_receives_are_found_taken_or_not() {
+    let rq = QueueShape::recv(4, 1);
+    let block = block(qp_block_bytes(QueueShape::default(), rq));
+    let mut poster = RecvPoster::new(&block, QueueShape::default(), rq, 4).unwrap();
+    let mut fetcher = RecvFetcher::new(&block, QueueShape::default(), rq).unwrap();
+    for wr_id in 0..7 {
+        poster.post(wr_id, &[]).unwrap();
+        poster.publish();
+        assert_eq!(fetcher.fetch(&mut []), Ok((wr_id, 0)));
+    }
+    poster.post(7, &[]).unwrap();
+    assert_eq!(poster.latest(3).collect::<Vec<_>>(), [5, 6, 7]);
+    assert_eq!(poster.latest(100).collect::<Vec<_>>(), [4, 5, 6, 7], "no more than there are slots");
+    assert_eq!(poster.outstanding().collect::<Vec<_>>(), [7]);
+}
+
+#[test]
 fn too_many_sges_or_inline_bytes_are_refused_on_both_sides() {
     let (mut poster, mut fetcher, block) = send_pair(4, 1, 16);
     let sges = [Sge::default(); 2];

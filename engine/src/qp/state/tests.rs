@@ -94,7 +94,7 @@ fn no_attribute_can_be_added_but_the_optional_ones() {
             let expected = if !optional.contains(bit) {
                 Err(ModifyError::NotAllowed { transition, attrs: bit })
             } else if bit == Mask::ALT_PATH {
-                Err(ModifyError::NoPathMigration { attr: "alt_ah_attr" })
+                Err(ModifyError::AlternatePath)
             } else {
                 Ok(transition.to)
             };
@@ -214,7 +214,7 @@ fn other_errors_are_sentences_too() {
         check(Transition { to: QpState::Rts, ..rtr }, Mask::STATE).unwrap_err(),
         check(rtr, QpAttrMask(1 << 30)).unwrap_err(),
         ModifyError::WrongCurrentState { claimed: QpState::Rtr, actual: QpState::Sqe },
-        ModifyError::NoPathMigration { attr: "alt_ah_attr" },
+        ModifyError::AlternatePath,
         ModifyError::NoSuchPort { port_num: 2 },
         ModifyError::NoSuchGid { index: 1 },
         ModifyError::AddressFamily { index: 1 },

@@ -1,0 +1,23 @@
+//! The RC transport through its public interface: rings on one side, frames on the other, a clock that the test holds.
+//!
+//! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
+//! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
+//! * [`completions`], [`srq`], [`qp_states`], [`work_requests`]: what an application sees.
+//! * [`network`], [`hostile`]: what is none of our business, and what is meant to harm.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod answers;
+mod completions;
+mod documents;
+mod hostile;
+mod network;
+mod peer;
+mod qp_states;
+mod recovery;
+mod requester;
+mod responder;
+mod srq;
+mod transfer;
+mod work_requests;

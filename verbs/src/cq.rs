@@ -1,0 +1,325 @@
+//! Completion queues.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use shm::control::{Reply, Request};
+use shm::layout::{Arm, Cqe};
+use shm::ring::CqPoller;
+
+use crate::channel::ChannelInner;
+use crate::context::RemoteObject;
+use crate::error::lock;
+use crate::qp::queues::QpQueues;
+use crate::{CompletionChannel, Context, VerbsError, WorkCompletion};
+
+/// A completion queue (`ibv_cq`). A cheap handle; several threads may poll it, each completion goes to one of them.
+#[derive(Clone)]
+pub struct CompletionQueue(pub(crate) Arc<CqInner>);
+
+pub(crate) struct CqInner {
+    remote: RemoteObject,
+    pub(crate) cq: u32,
+    shard: u8,
+    depth: u32,
+    pub(crate) ring: Arc<CqRing>,
+    channel: Option<Arc<ChannelInner>>,
+    /// Polls in a row that found nothing.
+    empty_polls: AtomicU32,
+}
+
+/// After so many empty polls in a row (some microseconds) each further one offers the core to others: where applications
+/// and daemons are more than cores, the one that has the answer may be waiting for this very core.
+const EMPTY_POLLS_BEFORE_YIELD: u32 = 1_000;
+
+/// What a CQ is made for ([`Context::create_cq`]).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqInit<'a> {
+    /// Completions that it must hold, at least. All that can come before they are polled: else it overruns.
+    pub cqe: u32,
+    /// Where to tell of completions, if anywhere.
+    pub channel: Option<&'a CompletionChannel>,
+    /// Which lcore of the daemon shall serve it, modulo their number; `None` = the least loaded. QPs go where their CQ is.
+    pub comp_vector: Option<u32>,
+}
+
+impl Context {
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`]: `EINVAL` for more entries than the device takes, `ENOMEM` at the client's limit.
+    pub fn create_cq(&self, init: &CqInit<'_>) -> Result<CompletionQueue, VerbsError> {
+        const REQUEST: &str = "CreateCq";
+        let channel = init.channel.map(|channel| Arc::clone(&channel.0));
+        let request = Request::CreateCq {
+            cqe: init.cqe,
+            channel: channel.as_ref().map(|channel| channel.channel),
+            comp_vector: init.comp_vector,
+        };
+        let mut rings = lock(&self.0.rings);
+        let (reply, fds) = self.0.call_with(&request, &[])?;
+        let Reply::Cq { cq, shard, depth, block } = reply else {
+            return Err(VerbsError::UnexpectedReply { request: REQUEST });
+        };
+        let remote = RemoteObject::new(&self.0, Request::DestroyCq { cq });
+        rings.attach(&mut [block], &mut fds.into_iter(), REQUEST)?;
+        let poller = CqPoller::new(&rings.block(block, REQUEST)?, depth);
+        let poller = poller.map_err(|_| VerbsError::UnexpectedReply { request: REQUEST })?;
+        let ring = Arc::new(CqRing::new(poller));
+        Ok(CompletionQueue(Arc::new_cyclic(|owner| {
+            if let Some(channel) = &channel {
+                channel.join(cq, &ring, owner);
+            }
+            CqInner { remote, cq, shard, depth, ring, channel, empty_polls: AtomicU32::new(0) }
+        })))
+    }
+}
+
+impl CqInner {
+    /// Counts an empty poll, and yields once there were many.
+    fn wait_politely(&self) {
+        // A hint: threads that poll one CQ may lose a count to each other.
+        let empty_polls = self.empty_polls.load(Ordering::Relaxed);
+        if empty_polls < EMPTY_POLLS_BEFORE_YIELD {
+            self.empty_polls.store(empty_polls + 1, Ordering::Relaxed);
+        } else if !self.remote.context.polled {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// Takes completions, oldest first, as many as there are and `out` has room for; returns how many.
+    ///
+    /// If there is none, an engine on this very thread is driven by one turn first. When the daemon is gone, what it did not
+    /// complete is handed out with `WR_FLUSH_ERR`, after everything it did.
+    ///
+    /// Cost: a lock, a copy and a table look-up per completion; no allocation. No system call but after a long time without
+    /// completions, when each poll yields the core.
+    pub fn poll(&self, out: &mut [WorkCompletion]) -> usize {
+        let inner = &*self.0;
+        let count = lock(&inner.ring.state).take(out);
+        if count > 0 {
+            inner.empty_polls.store(0, Ordering::Relaxed);
+            return count;
+        }
+        let context = &inner.remote.context;
+        if context.make_progress() {
+            let count = lock(&inner.ring.state).take(out);
+            if count > 0 {
+                return count;
+            }
+        }
+        if context.events.is_dead() {
+            return lock(&inner.ring.state).take_flushed(out);
+        }
+        inner.wait_politely();
+        0
+    }
+
+    /// Asks for one notification on the CQ's channel at the next completion; `solicited_only`: at the next solicited or
+    /// failed one. Completions that are there already raise none: poll after it.
+    pub fn req_notify(&self, solicited_only: bool) {
+        let arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+        lock(&self.0.ring.state).poller.arm(arm);
+    }
+
+    /// True once a completion was lost because the queue was full. There is no way back: destroy its QPs and it.
+    pub fn is_overrun(&self) -> bool {
+        lock(&self.0.ring.state).poller.overrun()
+    }
+
+    /// Completions that it holds at most.
+    pub fn depth(&self) -> u32 {
+        self.0.depth
+    }
+
+    /// Number of the lcore that serves it and its QPs.
+    pub fn shard(&self) -> u8 {
+        self.0.shard
+    }
+
+    /// Its number in the session: what [`crate::AsyncEvent::CqErr`] names.
+    pub fn handle(&self) -> u32 {
+        self.0.cq
+    }
+
+    /// Destroys it. Dropping the last handle does so too, without telling of a failure.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`] while QPs or other handles refer to it.
+    pub fn destroy(self) -> Result<(), VerbsError> {
+        let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "completion queue" })?;
+        inner.release()
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("cq", &self.0.cq)
+            .field("shard", &self.0.shard)
+            .field("depth", &self.0.depth)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CqInner {
+    fn release(&mut self) -> Result<(), VerbsError> {
+        // Before the daemon may give the number to another CQ.
+        if let (Some(channel), false) = (&self.channel, self.remote.is_released()) {
+            channel.leave(self.cq);
+        }
+        self.remote.release()
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+/// The part of a CQ that its channel and its QPs see too.
+pub(crate) struct CqRing {
+    state: Mutex<CqState>,
+}
+
+struct CqState {
+    poller: CqPoller,
+    /// Completions that were taken from the ring, or made, for a later poll.
+    held: VecDeque<WorkCompletion>,
+    qps: HashMap<u32, Member, BuildHasherDefault<QpnHasher>>,
+    flushed: bool,
+}
+
+/// A QP whose completions come here.
+struct Member {
+    queues: Arc<QpQueues>,
+    sends: bool,
+    recvs: bool,
+}
+
+/// Multiplicative hashing: QPNs are the daemon's own numbers, nobody crafts them to collide.
+#[derive(Default)]
+struct QpnHasher(u64);
+
+impl Hasher for QpnHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(u32::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        let mixed = (self.0 ^ u64::from(value)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The table takes its index from the low bits, its tags from the high ones.
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+impl CqRing {
+    fn new(poller: CqPoller) -> Self {
+        let qps = HashMap::default();
+        Self { state: Mutex::new(CqState { poller, held: VecDeque::new(), qps, flushed: false }) }
+    }
+
+    /// True if a notification was raised since the last call.
+    pub(crate) fn take_notified(&self) -> bool {
+        lock(&self.state).poller.take_notified() > 0
+    }
+
+    /// Notes that a QP's completions come here.
+    pub(crate) fn join(&self, queues: &Arc<QpQueues>, sends: bool, recvs: bool) {
+        let mut state = lock(&self.state);
+        let member = state.qps.entry(queues.qpn);
+        let member = member.or_insert_with(|| Member { queues: Arc::clone(queues), sends: false, recvs: false });
+        member.sends |= sends;
+        member.recvs |= recvs;
+    }
+
+    /// Forgets a destroyed QP, and its completions with it: its number may be another QP's soon.
+    pub(crate) fn leave(&self, qpn: u32) {
+        let mut state = lock(&self.state);
+        state.purge(qpn);
+        state.qps.remove(&qpn);
+    }
+
+    /// Forgets the completions of a QP that was reset. The engine must have made its last one.
+    pub(crate) fn purge(&self, qpn: u32) {
+        lock(&self.state).purge(qpn);
+    }
+}
+
+impl CqState {
+    fn take(&mut self, out: &mut [WorkCompletion]) -> usize {
+        let mut count = 0;
+        while count < out.len()
+            && let Some(completion) = self.held.pop_front()
+        {
+            out[count] = completion;
+            count += 1;
+        }
+        let held = count;
+        while count < out.len()
+            && let Some(cqe) = self.next()
+        {
+            out[count] = cqe.into();
+            count += 1;
+        }
+        if count > held {
+            self.poller.publish();
+        }
+        count
+    }
+
+    /// Takes from the ring, and keeps the QP's tally.
+    #[inline]
+    fn next(&mut self) -> Option<Cqe> {
+        let cqe = self.poller.next()?;
+        if let Some(member) = self.qps.get(&cqe.qpn) {
+            member.queues.count_completion(&cqe);
+        }
+        Some(cqe)
+    }
+
+    fn purge(&mut self, qpn: u32) {
+        self.held.retain(|completion| completion.qpn.value() != qpn);
+        while let Some(cqe) = self.poller.next() {
+            if cqe.qpn != qpn {
+                if let Some(member) = self.qps.get(&cqe.qpn) {
+                    member.queues.count_completion(&cqe);
+                }
+                self.held.push_back(cqe.into());
+            }
+        }
+        self.poller.publish();
+    }
+
+    /// When the daemon is gone: the rest of its completions first, then our own for what is left.
+    fn take_flushed(&mut self, out: &mut [WorkCompletion]) -> usize {
+        let count = self.take(out);
+        if count > 0 || self.flushed {
+            return count;
+        }
+        self.flushed = true;
+        let mut members: Vec<&Member> = self.qps.values().collect();
+        members.sort_unstable_by_key(|member| member.queues.qpn);
+        for member in members {
+            if member.sends {
+                member.queues.flush_sends(&mut self.held);
+            }
+            if member.recvs {
+                member.queues.flush_recvs(&mut self.held);
+            }
+        }
+        self.take(out)
+    }
+}
