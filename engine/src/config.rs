@@ -25,6 +25,10 @@ pub struct Limits {
     pub max_mr: u32,
     /// Protection domains in a session.
     pub max_pd: u32,
+    /// Completion channels in a session; each holds a file descriptor of the daemon.
+    pub max_channel: u32,
+    /// Pieces of memory that a session may attach; each holds a file descriptor of the daemon.
+    pub max_memory: u32,
     /// Address handles in a session.
     pub max_ah: u32,
     /// READs and atomics outstanding, either way.
@@ -51,6 +55,8 @@ impl Default for Limits {
             max_srq: 1_024,
             max_mr: 65_536,
             max_pd: 4_096,
+            max_channel: 256,
+            max_memory: 256,
             max_ah: 65_536,
             max_rd_atomic: 16,
             ring_bytes: 2 << 30,

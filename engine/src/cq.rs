@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shm::layout::Cqe;
 use shm::ring::CqWriter;
-use shm::wake::WakeFd;
+use shm::wake::Notifier;
 
 /// A CQ. One shard owns it and is its only producer.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct Cq {
     pub(crate) writer: CqWriter,
     pub(crate) session: u32,
     pub(crate) handle: u32,
-    pub(crate) channel: Option<Arc<WakeFd>>,
+    pub(crate) channel: Option<Arc<Notifier>>,
     /// Completions were written in this turn: the notification is due.
     pub(crate) touched: bool,
     /// One of them was solicited or failed.
@@ -23,7 +23,7 @@ pub struct Cq {
 
 impl Cq {
     /// A CQ of a session, known there by `handle`, that rings `channel`.
-    pub fn new(writer: CqWriter, session: u32, handle: u32, channel: Option<Arc<WakeFd>>) -> Self {
+    pub fn new(writer: CqWriter, session: u32, handle: u32, channel: Option<Arc<Notifier>>) -> Self {
         Self { writer, session, handle, channel, touched: false, solicited: false, overrun: false }
     }
 }
@@ -42,10 +42,7 @@ pub(crate) enum Pushed {
     /// Written.
     Done,
     /// The CQ has just overrun: say so to its owner.
-    Overrun {
-        session: u32,
-        handle: u32,
-    },
+    Overrun { session: u32, handle: u32 },
     /// It had overrun before (or is gone).
     Lost,
 }
@@ -91,7 +88,7 @@ impl CqTable {
     }
 
     /// The channel of a touched CQ whose client asked to be told; `None` when there is no more in this turn.
-    pub(crate) fn poll_wake(&mut self) -> Option<Arc<WakeFd>> {
+    pub(crate) fn poll_wake(&mut self) -> Option<Arc<Notifier>> {
         while let Some(index) = self.touched.pop() {
             let Some(Some(cq)) = self.slots.get_mut(index as usize) else { continue };
             cq.touched = false;

@@ -41,7 +41,13 @@ fn post_work(pair: &mut Pair) {
     let sge = pair.clients[1].sge(0, 8);
     for opcode in [WrOpcode::RdmaWrite, WrOpcode::Send, WrOpcode::RdmaRead, WrOpcode::AtomicFetchAndAdd] {
         let rkey = pair.clients[0].key;
-        let wqe = SendWqe { opcode: opcode as u8, flags: SendFlags::SIGNALED.0, remote_addr: BASE, rkey, ..SendWqe::default() };
+        let wqe = SendWqe {
+            opcode: opcode as u8,
+            flags: SendFlags::SIGNALED.0,
+            remote_addr: BASE,
+            rkey,
+            ..SendWqe::default()
+        };
         pair.qps[1].post(wqe, &[sge]);
     }
     for i in 0..4 {

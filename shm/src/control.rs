@@ -77,7 +77,7 @@ pub enum Request {
         /// The region's key.
         lkey: u32,
     },
-    /// A completion channel: [`Reply::Handle`], its eventfd rides along.
+    /// A completion channel: [`Reply::Handle`]. Its two ends ride along, the one to read ([`crate::wake::Notifications`]) first.
     CreateChannel,
     /// Destroys a channel that no CQ uses.
     DestroyChannel {

@@ -213,10 +213,7 @@ impl Cqe {
     pub const fn to_words(self, sequence: u32) -> [u64; 8] {
         [
             self.wr_id,
-            self.status as u64
-                | (self.opcode as u64) << 8
-                | (self.flags as u64) << 16
-                | (self.byte_len as u64) << 32,
+            self.status as u64 | (self.opcode as u64) << 8 | (self.flags as u64) << 16 | (self.byte_len as u64) << 32,
             self.imm as u64 | (self.qpn as u64) << 32,
             self.src_qpn as u64 | (self.vendor_err as u64) << 32,
             self.timestamp_ns,

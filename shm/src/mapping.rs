@@ -21,7 +21,9 @@ pub enum MapError {
     #[error("a region of {0} bytes can't be mapped: it must have at least 1 byte and fit the address space")]
     BadSize(u64),
     /// The file could shrink under us, which would kill the process that touches it.
-    #[error("the file is not sealed against shrinking: make it with memfd_create(MFD_ALLOW_SEALING) and add F_SEAL_SHRINK")]
+    #[error(
+        "the file is not sealed against shrinking: make it with memfd_create(MFD_ALLOW_SEALING) and add F_SEAL_SHRINK"
+    )]
     NotSealed,
     /// The file is shorter than the mapping.
     #[error("the file has {file_bytes} bytes, fewer than the {wanted_bytes} to be mapped")]

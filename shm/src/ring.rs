@@ -79,7 +79,8 @@ impl Queue {
             stride,
         };
         let fits = at(bytes)? <= block.mapping.bytes() && queue.slots.is_multiple_of(8) && stride.is_multiple_of(8);
-        let words = queue.mapping.atomic_u32(queue.producer).is_some() && queue.mapping.atomic_u32(queue.consumer).is_some();
+        let words =
+            queue.mapping.atomic_u32(queue.producer).is_some() && queue.mapping.atomic_u32(queue.consumer).is_some();
         if fits && words && depth.is_power_of_two() { Ok(queue) } else { Err(bad) }
     }
 
@@ -610,7 +611,7 @@ impl CqWriter {
     }
 
     /// After a batch of completions: true if the client asked to be told of them. `solicited` says whether any of them was
-    /// solicited or failed. The request is used up, the notification count raised; the caller writes the channel's eventfd.
+    /// solicited or failed. The request is used up, the notification count raised; the caller notifies the channel.
     #[inline]
     pub fn take_notification(&self, solicited: bool) -> bool {
         // PAIRS WITH: the fence in `CqPoller::arm`: either we see the request, or the client's next poll sees the entries.

@@ -100,7 +100,9 @@ impl SegmentAllocator {
         self.allocated_bytes += bytes;
         let segment_bytes = mapping.bytes();
         // A block that was used before holds old indices and sequences.
-        mapping.zero(offset, if bytes <= POPULATE_BYTES_MAX { bytes } else { 0 }).map_err(|_| MapError::BadSize(bytes))?;
+        mapping
+            .zero(offset, if bytes <= POPULATE_BYTES_MAX { bytes } else { 0 })
+            .map_err(|_| MapError::BadSize(bytes))?;
         let address = BlockAddress { segment: index as u32, segment_bytes, offset, bytes };
         Ok((Block { mapping, offset }, address))
     }

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg, sendmsg,
-    socket, socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
+    sendmsg, socket, socketpair,
 };
 
 use crate::control::{self, CallError, Endpoint, FDS_MAX, MESSAGE_BYTES_MAX, Reply, Request};
@@ -69,7 +69,11 @@ pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Vec<Owne
         if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
             return Err(CallError::Malformed);
         }
-        return if message.bytes == 0 && fds.is_empty() { Err(CallError::Disconnected) } else { Ok((message.bytes, fds)) };
+        return if message.bytes == 0 && fds.is_empty() {
+            Err(CallError::Disconnected)
+        } else {
+            Ok((message.bytes, fds))
+        };
     }
 }
 

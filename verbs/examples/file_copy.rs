@@ -8,6 +8,7 @@
 //! `--socket PATH` names the daemon's socket, `--port` the TCP port on which the two find each other. The client tells the
 //! file's size, the server offers that much memory; its processor takes no part until the client asks for the digest.
 //! The server serves one client after another; `--once` ends it after the first.
+#![forbid(unsafe_code)]
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -127,7 +128,8 @@ fn serve(options: &Options, context: &Context, once: bool) -> anyhow::Result<()>
 }
 
 fn serve_one(context: &Context, stream: &TcpStream) -> anyhow::Result<u64> {
-    let size: [u8; 8] = exchange::receive(stream, 8)?.try_into().ok().context("the client's first message is no size")?;
+    let size: [u8; 8] =
+        exchange::receive(stream, 8)?.try_into().ok().context("the client's first message is no size")?;
     let size = u64::from_be_bytes(size);
     ensure!((1..=FILE_BYTES_MAX).contains(&size), "a file of {size} bytes: 1 to {FILE_BYTES_MAX} are taken");
     let pd = context.alloc_pd()?;

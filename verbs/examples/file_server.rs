@@ -9,6 +9,7 @@
 //! `--socket PATH` names the daemon's socket, `--port` the TCP port on which the two find each other. The server SENDs the
 //! file's size and SHA-256; the client READs the bytes, several pieces at a time, checks the digest and writes the file.
 //! The server goes on serving, one thread a client; `--once` ends it after the first.
+#![forbid(unsafe_code)]
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};

@@ -13,6 +13,7 @@
 //! The table is an array of buckets; a key may be in any of the [`WINDOW`] buckets from its hash on, which a client fetches by
 //! one READ. A READ may meet a change half way. So each bucket has a version, odd while it is being changed, and a digest of
 //! its version and contents; a client that sees an odd version or a wrong digest reads again.
+#![forbid(unsafe_code)]
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;

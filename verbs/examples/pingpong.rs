@@ -9,6 +9,7 @@
 //!
 //! `--socket PATH` names the daemon's socket, `--events` sleeps until a completion comes in place of polling for it. QPN, PSN,
 //! GID and keys are traded over TCP (`--port`), as perftest does.
+#![forbid(unsafe_code)]
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;

@@ -2,16 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use shm::control::{CallError, Reply, Request};
+use shm::wake::{Notifications, Notifier};
 
 use crate::context::RemoteObject;
 use crate::cq::{CqInner, CqRing};
 use crate::error::lock;
-use crate::events::{Deadline, drain, ring, set_nonblocking};
+use crate::events::Deadline;
 use crate::{CompletionQueue, Context, VerbsError};
 
 /// A completion channel (`ibv_comp_channel`). A cheap handle; several threads may wait on it, each event goes to one of them.
@@ -21,8 +22,9 @@ pub struct CompletionChannel(pub(crate) Arc<ChannelInner>);
 pub(crate) struct ChannelInner {
     remote: RemoteObject,
     pub(crate) channel: u32,
-    /// Counted up by the engine for each notification, by the watcher when the daemon is gone.
-    eventfd: Arc<OwnedFd>,
+    notifications: Notifications,
+    /// The engine has it too; with this copy we notify ourselves.
+    notifier: Arc<Notifier>,
     state: Mutex<State>,
 }
 
@@ -51,10 +53,12 @@ impl Context {
         let unexpected = VerbsError::UnexpectedReply { request: "CreateChannel" };
         let Reply::Handle(channel) = reply else { return Err(unexpected) };
         let remote = RemoteObject::new(&self.0, Request::DestroyChannel { channel });
-        let eventfd = Arc::new(fds.into_iter().next().ok_or(unexpected)?);
-        set_nonblocking(eventfd.as_fd())?;
-        self.0.events.register_channel(&eventfd);
-        Ok(CompletionChannel(Arc::new(ChannelInner { remote, channel, eventfd, state: Mutex::default() })))
+        let mut fds = fds.into_iter();
+        let (Some(reader), Some(writer)) = (fds.next(), fds.next()) else { return Err(unexpected) };
+        let (notifications, notifier) = (Notifications::from_fd(reader), Arc::new(Notifier::from_fd(writer)));
+        self.0.events.register_channel(&notifier);
+        let state = Mutex::default();
+        Ok(CompletionChannel(Arc::new(ChannelInner { remote, channel, notifications, notifier, state })))
     }
 }
 
@@ -90,8 +94,8 @@ impl CompletionChannel {
     pub fn try_get(&self) -> Result<Option<CompletionQueue>, VerbsError> {
         let inner = &*self.0;
         let mut state = lock(&inner.state);
-        // First of all: what comes after the looks below makes the eventfd readable again.
-        drain(inner.eventfd.as_fd());
+        // First of all: what comes after the looks below makes the channel readable again.
+        inner.notifications.drain();
         let dead = inner.remote.context.events.is_dead();
         let state = &mut *state;
         let tell_death = dead && !std::mem::replace(&mut state.death_told, dead);
@@ -108,7 +112,7 @@ impl CompletionChannel {
         }
         if !state.ready.is_empty() {
             // For the other threads that wait, and for those who poll the descriptor.
-            ring(inner.eventfd.as_fd());
+            inner.notifier.notify();
         }
         match found {
             None if dead => Err(CallError::Disconnected.into()),
@@ -118,7 +122,7 @@ impl CompletionChannel {
 
     /// Readable when [`CompletionChannel::try_get`] has something: for `poll`, `epoll` and their like. Do not read it.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.eventfd.as_fd()
+        self.0.notifications.as_fd()
     }
 
     /// Destroys it. Dropping the last handle does so too, without telling of a failure.

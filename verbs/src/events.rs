@@ -20,6 +20,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 use shm::control::{self, AsyncEvent, CallError};
 use shm::socket;
+use shm::wake::Notifier;
 
 use crate::VerbsError;
 use crate::error::lock;
@@ -85,8 +86,8 @@ pub(crate) struct Events {
     queue: Mutex<VecDeque<AsyncEvent>>,
     /// Readable while the queue holds something.
     ready: EventFd,
-    /// eventfds of completion channels, to be rung when the daemon is gone.
-    channels: Mutex<Vec<Weak<OwnedFd>>>,
+    /// Completion channels, to be notified when the daemon is gone.
+    channels: Mutex<Vec<Weak<Notifier>>>,
 }
 
 impl Events {
@@ -111,15 +112,15 @@ impl Events {
         }
         self.push(AsyncEvent::DeviceFatal);
         for channel in lock(&self.channels).iter().filter_map(Weak::upgrade) {
-            ring(channel.as_fd());
+            channel.notify();
         }
     }
 
     /// A channel made just before the daemon died may miss its ring; but then its owner sees [`Events::is_dead`].
-    pub(crate) fn register_channel(&self, eventfd: &Arc<OwnedFd>) {
+    pub(crate) fn register_channel(&self, notifier: &Arc<Notifier>) {
         let mut channels = lock(&self.channels);
         channels.retain(|channel| channel.strong_count() > 0);
-        channels.push(Arc::downgrade(eventfd));
+        channels.push(Arc::downgrade(notifier));
     }
 
     fn push(&self, event: AsyncEvent) {

@@ -45,7 +45,8 @@ impl Control {
         let bytes = attached.mapping.bytes();
         let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
         if length == 0 || !inside || addr.checked_add(length).is_none() {
-            let message = format!("a region of {length} bytes at offset {offset} does not lie in memory of {bytes} bytes");
+            let message =
+                format!("a region of {length} bytes at offset {offset} does not lie in memory of {bytes} bytes");
             return refuse(errno::EINVAL, message);
         }
         let key = self.draw_key(session.mrs.len())?;

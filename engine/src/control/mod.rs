@@ -6,8 +6,8 @@
 
 mod admin;
 mod memory;
-mod queues;
 mod qps;
+mod queues;
 mod session;
 
 use std::collections::BTreeMap;
@@ -223,7 +223,9 @@ impl Control {
         client_name: String,
     ) -> Result<Answered, Refusal> {
         if abi_version != ABI_VERSION {
-            let message = format!("the client speaks version {abi_version} of the shared-memory ABI, the daemon version {ABI_VERSION}");
+            let message = format!(
+                "the client speaks version {abi_version} of the shared-memory ABI, the daemon version {ABI_VERSION}"
+            );
             return refuse(errno::EPROTO, message);
         }
         session.greeted = true;

@@ -96,8 +96,17 @@ impl Control {
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
         session.qps.insert(qpn.value(), QpBook { pd, send_cq, recv_cq, srq, address, doorbell_index });
         let Granted { cap, sq, rq } = granted;
-        let reply =
-            Reply::Qp { qpn: qpn.value(), cap, sq, rq, block: address, shard, doorbell, doorbell_index, wake_fd: first };
+        let reply = Reply::Qp {
+            qpn: qpn.value(),
+            cap,
+            sq,
+            rq,
+            block: address,
+            shard,
+            doorbell,
+            doorbell_index,
+            wake_fd: first,
+        };
         Ok((reply, fds))
     }
 
@@ -209,15 +218,8 @@ impl Control {
             page.indices.release(book.doorbell_index);
         }
         let QpBook { pd, send_cq, recv_cq, srq, .. } = book;
-        let users = WantedQp {
-            pd,
-            qp_type: QpType::Rc,
-            send_cq,
-            recv_cq,
-            srq,
-            cap: QpCap::default(),
-            sq_sig_all: false,
-        };
+        let users =
+            WantedQp { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq, cap: QpCap::default(), sq_sig_all: false };
         session.add_qp_users(&users, false);
         Ok(Reply::Done)
     }
@@ -265,7 +267,8 @@ fn place_qp(session: &Session, wanted: &WantedQp) -> Result<Placement, Refusal> 
     };
     let ((shard, send_cq), (recv_shard, recv_cq)) = (cq(wanted.send_cq)?, cq(wanted.recv_cq)?);
     if shard != recv_shard {
-        let message = format!("the send CQ is on lcore {shard}, the receive CQ on {recv_shard}: give both one comp_vector");
+        let message =
+            format!("the send CQ is on lcore {shard}, the receive CQ on {recv_shard}: give both one comp_vector");
         return refuse(errno::EINVAL, message);
     }
     let Some(handle) = wanted.srq else {
@@ -274,12 +277,11 @@ fn place_qp(session: &Session, wanted: &WantedQp) -> Result<Placement, Refusal> 
     match session.srqs.get(&handle) {
         None => refuse(errno::EINVAL, format!("SRQ {handle} does not exist")),
         Some(srq) if srq.shard != shard => {
-            let message = format!("the SRQ is on lcore {}, the CQs are on {shard}: make it with one of these CQs", srq.shard);
+            let message =
+                format!("the SRQ is on lcore {}, the CQs are on {shard}: make it with one of these CQs", srq.shard);
             refuse(errno::EINVAL, message)
         }
-        Some(srq) => {
-            Ok(Placement { shard, send_cq, recv_cq, srq: Some(srq.index), srq_max_sge: srq.max_sge })
-        }
+        Some(srq) => Ok(Placement { shard, send_cq, recv_cq, srq: Some(srq.index), srq_max_sge: srq.max_sge }),
     }
 }
 

@@ -96,7 +96,10 @@ impl Control {
         let limits = &self.config.limits;
         let (max_wr, max_sge) = (limits.max_qp_wr, limits.max_sge);
         if attr.max_wr == 0 || attr.max_wr > max_wr {
-            return refuse(errno::EINVAL, format!("an SRQ of {} work requests: 1 to {max_wr} are allowed", attr.max_wr));
+            return refuse(
+                errno::EINVAL,
+                format!("an SRQ of {} work requests: 1 to {max_wr} are allowed", attr.max_wr),
+            );
         }
         if attr.max_sge > max_sge {
             return refuse(errno::EINVAL, format!("{} SGEs: at most {max_sge} are allowed", attr.max_sge));

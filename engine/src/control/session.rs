@@ -7,7 +7,7 @@ use std::sync::Arc;
 use shm::control::Reply;
 use shm::mapping::Mapping;
 use shm::segment::{Block, BlockAddress, SegmentAllocator};
-use shm::wake::WakeFd;
+use shm::wake::{Notifier, channel};
 
 use super::{Answered, Peer, Refusal, errno, refuse};
 use crate::config::EngineConfig;
@@ -27,7 +27,7 @@ pub(super) struct MrBook {
 
 /// A completion channel.
 pub(super) struct Channel {
-    pub(super) wake: Arc<WakeFd>,
+    pub(super) notifier: Arc<Notifier>,
     pub(super) users: u32,
 }
 
@@ -73,6 +73,8 @@ pub(super) struct Session {
     pub(super) greeted: bool,
     pub(super) client_name: String,
     max_pd: u32,
+    max_channel: u32,
+    max_memory: u32,
     memory_limit_bytes: u64,
     pub(super) memory_bytes: u64,
     next_handle: u32,
@@ -97,6 +99,8 @@ impl Session {
             greeted: false,
             client_name: String::new(),
             max_pd: config.limits.max_pd,
+            max_channel: config.limits.max_channel,
+            max_memory: config.limits.max_memory,
             memory_limit_bytes: config.limits.memory_bytes,
             memory_bytes: 0,
             next_handle: 1,
@@ -150,9 +154,10 @@ impl Session {
     pub(super) fn dealloc_pd(&mut self, handle: u32) -> Result<Reply, Refusal> {
         self.pd(handle)?;
         match self.pds.get(&handle) {
-            Some(&(_, users @ 1..)) => {
-                refuse(errno::EBUSY, format!("protection domain {handle} is used by {users} objects: destroy them first"))
-            }
+            Some(&(_, users @ 1..)) => refuse(
+                errno::EBUSY,
+                format!("protection domain {handle} is used by {users} objects: destroy them first"),
+            ),
             _ => {
                 self.pds.remove(&handle);
                 Ok(Reply::Done)
@@ -169,10 +174,15 @@ impl Session {
 
     pub(super) fn attach_memory(&mut self, fd: Option<OwnedFd>, bytes: u64) -> Result<Reply, Refusal> {
         let Some(fd) = fd else { return refuse(errno::EINVAL, "AttachMemory needs a file descriptor with it") };
+        if self.memories.len() >= self.max_memory as usize {
+            let limit = self.max_memory;
+            return refuse(errno::ENOMEM, format!("the limit of {limit} attached memories is reached"));
+        }
         let left = self.memory_limit_bytes.saturating_sub(self.memory_bytes);
         if bytes > left {
             let limit = self.memory_limit_bytes;
-            let message = format!("{bytes} bytes are more than the {left} that are left of the session's limit of {limit}");
+            let message =
+                format!("{bytes} bytes are more than the {left} that are left of the session's limit of {limit}");
             return refuse(errno::ENOMEM, message);
         }
         let mapped = Mapping::attach(fd, bytes).and_then(|mapping| {
@@ -205,17 +215,21 @@ impl Session {
     }
 
     pub(super) fn create_channel(&mut self) -> Result<Answered, Refusal> {
-        let made = WakeFd::new().and_then(|wake| {
-            let copy = wake.as_fd().try_clone_to_owned()?;
-            Ok((wake, copy))
+        if self.channels.len() >= self.max_channel as usize {
+            let limit = self.max_channel;
+            return refuse(errno::ENOMEM, format!("the limit of {limit} completion channels is reached"));
+        }
+        let made = channel().and_then(|(notifier, notifications)| {
+            let ends = [notifications.as_fd().try_clone_to_owned()?, notifier.as_fd().try_clone_to_owned()?];
+            Ok((notifier, ends))
         });
         match made {
-            Ok((wake, copy)) => {
+            Ok((notifier, ends)) => {
                 let handle = self.handle();
-                self.channels.insert(handle, Channel { wake: Arc::new(wake), users: 0 });
-                Ok((Reply::Handle(handle), vec![copy]))
+                self.channels.insert(handle, Channel { notifier: Arc::new(notifier), users: 0 });
+                Ok((Reply::Handle(handle), ends.into()))
             }
-            Err(error) => refuse(errno::ENOMEM, format!("no eventfd for a completion channel: {error}")),
+            Err(error) => refuse(errno::ENOMEM, format!("no sockets for a completion channel: {error}")),
         }
     }
 
@@ -232,10 +246,10 @@ impl Session {
         }
     }
 
-    /// The eventfd of a channel.
-    pub(super) fn channel(&self, handle: u32) -> Result<Arc<WakeFd>, Refusal> {
+    /// The end of a channel that is notified.
+    pub(super) fn channel(&self, handle: u32) -> Result<Arc<Notifier>, Refusal> {
         match self.channels.get(&handle) {
-            Some(channel) => Ok(Arc::clone(&channel.wake)),
+            Some(channel) => Ok(Arc::clone(&channel.notifier)),
             None => refuse(errno::EINVAL, format!("completion channel {handle} does not exist")),
         }
     }

@@ -184,11 +184,8 @@ impl Qp {
         }
         let dest_qpn = if mask.contains(QpAttrMask::DEST_QPN) { Qpn::new(attr.dest_qp_num) } else { self.dest_qpn };
         let local = port.config.addresses.contains(&peer);
-        let neighbour = if local {
-            NONE
-        } else {
-            port.neighbours.acquire(peer).ok_or(ModifyError::NeighbourTableFull)?
-        };
+        let neighbour =
+            if local { NONE } else { port.neighbours.acquire(peer).ok_or(ModifyError::NeighbourTableFull)? };
         self.release_neighbour(env);
         self.dest_qpn = dest_qpn;
         self.port = port_index as u8;
@@ -220,17 +217,11 @@ impl Qp {
     pub(crate) fn refresh_path(&mut self, env: &mut Env) {
         let Some(port) = env.ports.get(usize::from(self.port)) else { return };
         let body = &mut *self.body;
-        let mac = if body.cold.neighbour == NONE {
-            Some(port.config.mac)
-        } else {
-            port.neighbours.mac(body.cold.neighbour)
-        };
+        let mac =
+            if body.cold.neighbour == NONE { Some(port.config.mac) } else { port.neighbours.mac(body.cold.neighbour) };
         let ah = &body.cold.attr.ah_attr;
-        let label = if ah.flow_label != 0 {
-            ah.flow_label
-        } else {
-            wire::flow_label_from_qpns(self.qpn, self.dest_qpn)
-        };
+        let label =
+            if ah.flow_label != 0 { ah.flow_label } else { wire::flow_label_from_qpns(self.qpn, self.dest_qpn) };
         let fields = PathFields {
             src_mac: port.config.mac,
             dst_mac: mac.unwrap_or(MacAddr::ZERO),

@@ -26,7 +26,7 @@ pub(crate) enum Step {
 /// Largest message (IBTA 9.7.7).
 pub(super) const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
-/// PSNs outstanding at most: half of them all, so that old and new can be told apart (IBTA 9.7.2).
+/// PSNs outstanding at most: half of them all, so that old and new can be told apart.
 const OUTSTANDING_PSNS_MAX: u32 = 1 << 23;
 
 /// Extension headers of a request, in order, in one buffer.
@@ -96,7 +96,8 @@ impl Qp {
             return Step::Idle;
         }
         let in_flight = self.in_flight();
-        if in_flight >= env.transport.window_packets || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight)) {
+        if in_flight >= env.transport.window_packets || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight))
+        {
             return Step::Idle;
         }
         if tx.room() == 0 {
@@ -212,7 +213,8 @@ impl Qp {
         bth.pkey = self.pkey;
         bth.ack_req = ack_req;
         bth.solicited = solicited;
-        if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize) {
+        if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize)
+        {
             let status = match cause {
                 ErrorCause::FrameTooLong => WcStatus::GeneralErr,
                 ErrorCause::BadWqe => WcStatus::LocQpOpErr,
@@ -405,8 +407,7 @@ impl Qp {
         }
         self.req.retry_left -= 1;
         self.rewind();
-        self.req.deadline =
-            if self.req.timeout_ns > 0 { env.now.add_ns(self.req.timeout_ns) } else { Time::NEVER };
+        self.req.deadline = if self.req.timeout_ns > 0 { env.now.add_ns(self.req.timeout_ns) } else { Time::NEVER };
         self.arm_timer(env);
         self.schedule_requests(env);
     }
@@ -423,10 +424,7 @@ const fn opcode_allowed(kind: QpType, opcode: WrOpcode) -> bool {
 }
 
 const fn opcode_may_solicit(opcode: WrOpcode) -> bool {
-    matches!(
-        opcode,
-        WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv | WrOpcode::RdmaWriteWithImm
-    )
+    matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv | WrOpcode::RdmaWriteWithImm)
 }
 
 /// Packets of a message: at least one.

@@ -8,8 +8,8 @@ use shm::control::AsyncEvent;
 use shm::layout::Cqe;
 use wire::buf::TxBatch;
 use wire::{
-    AethRepr, AtomicAckEthRepr, Bth, CREDITS_NOT_IN_USE, ExtHeaders, Frame, Msn, NakCode, OpKind, Opcode, Psn, RnrTimer,
-    Syndrome,
+    AethRepr, AtomicAckEthRepr, Bth, CREDITS_NOT_IN_USE, ExtHeaders, Frame, Msn, NakCode, OpKind, Opcode, Psn,
+    RnrTimer, Syndrome,
 };
 
 use super::requester::MESSAGE_BYTES_MAX;
@@ -566,7 +566,8 @@ impl Qp {
     }
 
     fn repeat_atomic(&mut self, env: &mut Env, psn: Psn) {
-        let found = self.body.resources.iter_mut().find(|r| r.original.is_some() && r.first_psn == psn && r.packets == 1);
+        let found =
+            self.body.resources.iter_mut().find(|r| r.original.is_some() && r.first_psn == psn && r.packets == 1);
         if let Some(resource) = found {
             self.resp.pending_responses += u8::from(resource.next == resource.end);
             resource.next = 0;

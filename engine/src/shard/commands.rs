@@ -145,7 +145,8 @@ impl Shard {
         let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else { return Answer::Missing };
         qp.reset(&mut self.env);
         self.env.timers.cancel(index);
-        if qp.scheduled & (Output::Ack as u8 | Output::Response as u8 | Output::Request as u8 | Output::Flush as u8) != 0
+        if qp.scheduled & (Output::Ack as u8 | Output::Response as u8 | Output::Request as u8 | Output::Flush as u8)
+            != 0
             && let Some(port) = self.env.ports.get_mut(usize::from(qp.port))
         {
             port.ready.remove(index);

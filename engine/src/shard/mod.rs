@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use shm::doorbell::DoorbellPage;
-use shm::wake::WakeFd;
+use shm::wake::Notifier;
 use wire::buf::{Dest, TxBatch};
 use wire::{ArpOperation, ArpRepr, EtherType, EthernetRepr, MacAddr};
 
@@ -272,9 +272,9 @@ impl Shard {
         }
     }
 
-    /// An eventfd to write: a CQ has completions that its client asked to be told of. Call until `None`, once a turn.
+    /// A channel to notify: a CQ has completions that its client asked to be told of. Call until `None`, once a turn.
     #[inline]
-    pub fn poll_wake(&mut self) -> Option<Arc<WakeFd>> {
+    pub fn poll_wake(&mut self) -> Option<Arc<Notifier>> {
         self.env.cqs.poll_wake()
     }
 

@@ -191,7 +191,7 @@ fn reset_forgets_and_the_qp_can_be_used_again() {
     assert_eq!((pair.failures(0), pair.failures(1)), (vec![], vec![]), "nothing completes");
     let reset = pair.query(0);
     assert_eq!(reset, QpAttr { cap: reset.cap, ..QpAttr::default() });
-    pair.connect.psn = [77, 99];
+    pair.connect.psn = [0x0b_0000, 99];
     let peers = [pair.qps[1].qpn, pair.qps[0].qpn];
     for side in 0..2 {
         let attr = attributes(ips[1 - side], peers[side], pair.connect, side);
@@ -200,9 +200,8 @@ fn reset_forgets_and_the_qp_can_be_used_again() {
         }
     }
     // An atomic of the old life is not answered, should its PSN come up again.
-    let old = pair.packet(0, Opcode::RC_FETCH_ADD, 0x0a_0001 - 77).atomic(BASE + 4096, pair.clients[1].key, 1, 0);
-    let mut old = old;
-    old.bth.psn = wire::Psn::new(77 + 0x80_0001);
+    let old = pair.packet(0, Opcode::RC_FETCH_ADD, (1 << 24) - 0xffff).atomic(BASE + 4096, pair.clients[1].key, 1, 0);
+    assert_eq!(old.bth.psn.value(), 0x0a_0001);
     assert_eq!(pair.tell(1, &old), [""; 0]);
     pair.receive(60, 64);
     for (wr_id, opcode) in [(11, WrOpcode::Send), (12, WrOpcode::RdmaRead), (13, WrOpcode::AtomicCmpAndSwp)] {

@@ -6,7 +6,7 @@ use shm::layout::SendWqe;
 use wire::Opcode;
 
 use crate::peer::{done, failed, flushed, pattern};
-use crate::support::{BASE, CAP, Client, Connect, Pair};
+use crate::support::{BASE, CAP, Client, Connect, HostOptions, Pair};
 
 /// ACK without credits.
 const ACK: u8 = 0x1f;
@@ -313,6 +313,36 @@ fn rnr_naks_use_rnr_retry_up_exactly() {
 }
 
 #[test]
+fn a_repeated_rnr_nak_counts_once_and_progress_gives_the_retries_back() {
+    let mut pair = Pair::new(Connect { rnr_retry: 1, ..Connect::default() });
+    for psn in 0..3 {
+        let send = pair.wqe(u64::from(psn), WrOpcode::Send);
+        pair.post(send, 8);
+        assert_eq!(pair.listen(0).len(), 1);
+        let rnr = pair.ack(1, RNR, psn);
+        for _ in 0..3 {
+            assert_eq!(pair.tell(0, &rnr), [""; 0]);
+        }
+        assert_eq!(pair.wait(0, RNR_NS).len(), 1);
+        assert_eq!(pair.acknowledge(psn), [""; 0]);
+        assert_eq!(pair.failures(0), [done(u64::from(psn))]);
+    }
+}
+
+#[test]
+fn an_acknowledgement_may_pass_a_cursor_that_went_back() {
+    let mut pair = pair();
+    let _ = pair.start_write(1, 600);
+    let rnr = pair.ack(1, RNR, 1);
+    assert_eq!(pair.tell(0, &rnr), [""; 0]);
+    // An answer that took the longer way says that all has arrived.
+    assert_eq!(pair.acknowledge(2), [""; 0]);
+    assert_eq!(pair.failures(0), [done(1)]);
+    let _ = pair.start_write(2, 8);
+    assert_eq!(pair.wait(0, RNR_NS), ["WRITE_ONLY +3 va +4096 of 8 len 8 A"]);
+}
+
+#[test]
 fn rnr_retry_7_is_for_ever() {
     let mut pair = pair();
     let send = pair.wqe(1, WrOpcode::Send);
@@ -379,6 +409,20 @@ fn a_gap_in_read_responses_is_asked_for_at_once() {
 }
 
 #[test]
+fn each_gap_of_a_read_is_asked_for_once() {
+    let mut pair = pair();
+    let _ = pair.start_read(1, 1280);
+    for gap in [0, 2] {
+        let again = format!("READ_REQUEST +{gap} va +{} of {} A", 4096 + gap * 256, 1280 - gap * 256);
+        assert_eq!(pair.read_response(Opcode::RC_READ_RESP_MIDDLE, gap + 1, &[0; 256]), [again]);
+        for psn in [gap, gap + 1] {
+            assert_eq!(pair.read_response(Opcode::RC_READ_RESP_MIDDLE, psn, &[0; 256]), [""; 0]);
+        }
+    }
+    assert_eq!(pair.counters(0).implied_nak_seq_err, 2);
+}
+
+#[test]
 fn an_answer_past_a_read_or_atomic_is_an_implied_nak() {
     for atomic in [false, true] {
         for by_response in [false, true] {
@@ -396,6 +440,8 @@ fn an_answer_past_a_read_or_atomic_is_an_implied_nak() {
             // Lost once more: only the timer helps now, and it does.
             assert_eq!(pair.acknowledge(1), [""; 0]);
             assert_eq!(pair.wait(0, TIMEOUT_NS), again);
+            // What was sent after the timeout has its own gaps.
+            assert_eq!(pair.acknowledge(1), again);
         }
     }
 }
@@ -539,6 +585,20 @@ fn the_window_bounds_what_is_unacknowledged() {
     assert_eq!(pair.acknowledge(287).len(), 12);
     assert_eq!(pair.acknowledge(299), [""; 0]);
     assert_eq!(pair.failures(0), [done(1)]);
+}
+
+#[test]
+fn a_window_shorter_than_the_row_of_packets_asks_at_its_end() {
+    let mut options = HostOptions::new(1);
+    options.transport.window_packets = 64;
+    options.transport.ack_request_packets = 1000;
+    let connect = Connect { path_mtu: 1, ..Connect::default() };
+    let mut pair = Pair::with(connect, options, HostOptions::new(2), 1 << 20);
+    let said = pair.start_write(1, 256 * 100);
+    assert_eq!(said.len(), 64);
+    let asking: Vec<_> = said.into_iter().filter(|s| s.ends_with('A')).collect();
+    assert_eq!(asking, ["WRITE_MIDDLE +63 len 256 A"]);
+    assert_eq!(pair.acknowledge(63).len(), 36);
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Host {
             let mut batch = VecBatch::new(64);
             shard.poll_transmit(now, 0, &mut batch);
             while let Some(wake) = shard.poll_wake() {
-                wake.wake();
+                wake.notify();
             }
             out.extend(batch.take());
         }

@@ -17,7 +17,8 @@ fn send_pair(wr: u32, sge: u32, inline: u32) -> (SendPoster, SendFetcher, Block)
 fn a_send_wqe_crosses_with_its_sges_or_inline_data() {
     let (mut poster, mut fetcher, _) = send_pair(4, 3, 100);
     let sges = [Sge { addr: 0x1000, length: 7, lkey: 9 }, Sge { addr: u64::MAX, length: u32::MAX, lkey: 1 }];
-    let wqe = SendWqe { wr_id: 1, opcode: 3, flags: 2, imm: 0x0102_0304, remote_addr: 5, rkey: 6, ..SendWqe::default() };
+    let wqe =
+        SendWqe { wr_id: 1, opcode: 3, flags: 2, imm: 0x0102_0304, remote_addr: 5, rkey: 6, ..SendWqe::default() };
     poster.post(wqe, Body::Sges(&sges)).unwrap();
     poster.post(SendWqe { wr_id: 2, ..wqe }, Body::Inline(&[b"hello ", b"world"])).unwrap();
     assert_eq!(fetcher.available(), Ok(0), "nothing is visible before publish");

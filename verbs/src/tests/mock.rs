@@ -14,6 +14,7 @@ use shm::mapping::Mapping;
 use shm::ring::{self, CqWriter, RecvFetcher, SendFetcher};
 use shm::segment::{Block, BlockAddress, SegmentAllocator};
 use shm::socket;
+use shm::wake::Notifier;
 
 use crate::error::lock;
 use crate::*;
@@ -44,7 +45,7 @@ pub(super) struct State {
     pub(super) abi_version: Option<u32>,
     handles: u32,
     pub(super) events: Option<OwnedFd>,
-    channels: BTreeMap<u32, EventFd>,
+    channels: BTreeMap<u32, Notifier>,
     memories: BTreeMap<u32, Mapping>,
     pub(super) cqs: BTreeMap<u32, MockCq>,
     pub(super) qps: BTreeMap<u32, MockQp>,
@@ -102,7 +103,7 @@ impl Mock {
         if cq.writer.take_notification(false)
             && let Some(channel) = cq.channel
         {
-            state.channels[&channel].write(1).unwrap();
+            state.channels[&channel].notify();
         }
     }
 
@@ -193,10 +194,11 @@ impl State {
                 just(Reply::Mr { lkey: key, rkey: key + 1000 })
             }
             Request::CreateChannel => {
-                let (handle, eventfd) = (self.new_handle(), eventfd());
-                let fd = copy(&eventfd);
-                self.channels.insert(handle, eventfd);
-                (Reply::Handle(handle), vec![fd])
+                let handle = self.new_handle();
+                let (notifier, notifications) = shm::wake::channel().unwrap();
+                let fds = vec![copy(&notifications), copy(&notifier)];
+                self.channels.insert(handle, notifier);
+                (Reply::Handle(handle), fds)
             }
             Request::AllocPd => just(Reply::Handle(self.new_handle())),
             Request::CreateCq { cqe, channel, .. } => self.create_cq(*cqe, *channel),

@@ -1,0 +1,106 @@
+//! `ferroce`: looks into a running daemon through its control socket, and into captures of RoCE traffic.
+//!
+//! One file a command. Exit status: 0 done, 1 the answer is negative, 2 there is no answer ([`outcome::Outcome`]).
+#![forbid(unsafe_code)]
+
+mod client;
+mod devinfo;
+mod outcome;
+mod pcap;
+mod qp;
+mod report;
+mod res;
+mod stat;
+
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::client::Client;
+use crate::outcome::{CommandError, Outcome};
+
+/// Shows what a Ferroce daemon and its queue pairs are doing, and decodes captures of RoCE traffic.
+#[derive(Parser)]
+#[command(name = "ferroce", version, after_help = AFTER_HELP)]
+struct Cli {
+    /// Control socket of the daemon.
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        env = "FERROCE_SOCKET",
+        default_value = "/run/ferroce/ferroced.sock"
+    )]
+    socket: PathBuf,
+    /// Print JSON; where there is more than one answer, one object a line.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Exit status: 0 done; 1 a negative answer (a wrong ICRC, a malformed packet, a refused request); \
+2 wrong usage, no daemon, unreadable file.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Device, ports and GIDs.
+    #[command(after_help = "Example: ferroce devinfo -v")]
+    Devinfo(devinfo::Args),
+    /// Counters, or with --watch what changes, as rates.
+    #[command(after_help = "Example: ferroce stat --watch 1")]
+    Stat(stat::Args),
+    /// Queue pairs of all clients, or one in full.
+    #[command(after_help = "Example: ferroce qp 0x000027")]
+    Qp(qp::Args),
+    /// Clients and what they hold.
+    #[command(after_help = "Example: ferroce res --json")]
+    Res,
+    /// Decodes a capture (pcap or pcapng, Ethernet) and checks every ICRC.
+    #[command(after_help = "Example: tcpdump -i eth0 -w - udp port 4791 | ferroce pcap -")]
+    Pcap(pcap::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut out = BufWriter::new(io::stdout().lock());
+    let result = run(&cli, &mut out).and_then(|outcome| {
+        out.flush()?;
+        Ok(outcome)
+    });
+    match result {
+        Ok(outcome) => outcome.into(),
+        // The reader of our output has seen enough.
+        Err(CommandError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            // What was printed before the error is worth having; that it can't be is not worth a second message.
+            drop(out.flush());
+            eprintln!("ferroce: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
+    let connect = || Client::connect(&cli.socket);
+    match &cli.command {
+        Command::Devinfo(args) => devinfo::run(&connect()?, args, cli.json, out),
+        Command::Stat(args) => stat::run(&connect()?, args, cli.json, out),
+        Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
+        Command::Res => res::run(&connect()?, cli.json, out),
+        Command::Pcap(args) => pcap::run(args, cli.json, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_line_definition_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,120 @@
+//! The configuration as it is written: every key optional, every number a number of any size.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Declares a table whose keys are numbers, each with its type and legal range, over a struct that holds their defaults.
+macro_rules! number_table {
+    ($(#[$doc:meta])* $raw:ident($prefix:literal) => $typed:ty { $($key:ident: $range:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(super) struct $raw {
+            $(pub(super) $key: Option<i64>,)*
+        }
+
+        impl $raw {
+            /// The typed table: defaults where a key is absent.
+            pub(super) fn validate(&self) -> Result<$typed, ConfigError> {
+                let mut typed = <$typed>::default();
+                $(if let Some(value) = in_range(concat!($prefix, stringify!($key)), self.$key, $range)? {
+                    typed.$key = value;
+                })*
+                Ok(typed)
+            }
+
+            /// Every key with the value that counts.
+            pub(super) fn resolved(typed: &$typed) -> Self {
+                Self { $($key: i64::try_from(typed.$key).ok(),)* }
+            }
+        }
+    };
+}
+
+use super::{ConfigError, in_range};
+
+/// The whole file.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawConfig {
+    pub(super) device: Option<String>,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) socket_mode: Option<String>,
+    pub(super) log: Option<String>,
+    pub(super) lcores: Option<Vec<i64>>,
+    pub(super) lcore_count: Option<i64>,
+    pub(super) idle: Option<String>,
+    pub(super) memory: Option<String>,
+    pub(super) memory_mib: Option<i64>,
+    #[serde(default)]
+    pub(super) limits: RawLimits,
+    #[serde(default)]
+    pub(super) transport: RawTransport,
+    #[serde(default)]
+    pub(super) port: Vec<RawPort>,
+}
+
+/// A `[[port]]` table.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawPort {
+    pub(super) vdev: Option<String>,
+    pub(super) pci: Option<String>,
+    pub(super) addresses: Option<Vec<String>>,
+    pub(super) mac: Option<String>,
+    pub(super) mtu_bytes: Option<i64>,
+    pub(super) rx_descriptors: Option<i64>,
+    pub(super) tx_descriptors: Option<i64>,
+    pub(super) spare_mbufs: Option<i64>,
+    pub(super) capture_file: Option<PathBuf>,
+    pub(super) fault: Option<RawFault>,
+}
+
+/// A `[port.fault]` table.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawFault {
+    pub(super) drop: Option<f64>,
+    pub(super) duplicate: Option<f64>,
+    pub(super) reorder: Option<f64>,
+    pub(super) corrupt: Option<f64>,
+    pub(super) seed: Option<i64>,
+}
+
+const MIB: i64 = 1 << 20;
+const TIB: i64 = 1 << 40;
+
+number_table! {
+    /// The `[limits]` table.
+    RawLimits("limits.") => engine::config::Limits {
+        max_qp: 1..=(engine::QPN_INDEX_COUNT - engine::QPN_RESERVED_COUNT) as i64,
+        max_qp_wr: 1..=32_768,
+        max_sge: 1..=shm::layout::MAX_SGE as i64,
+        max_inline_data: 0..=shm::layout::MAX_INLINE as i64,
+        max_cq: 1..=1_048_576,
+        max_cqe: 1..=4_194_304,
+        max_srq: 1..=1_048_576,
+        max_mr: 1..=16_777_216,
+        max_pd: 1..=1_048_576,
+        max_channel: 1..=65_536,
+        max_memory: 1..=65_536,
+        max_ah: 1..=1_048_576,
+        max_rd_atomic: 1..=128,
+        ring_bytes: MIB..=TIB,
+        memory_bytes: MIB..=1024 * TIB,
+        max_session: 1..=4096,
+        max_neighbour: 1..=65_536,
+    }
+}
+
+number_table! {
+    /// The `[transport]` table.
+    RawTransport("transport.") => engine::config::TransportConfig {
+        window_packets: 1..=65_536,
+        quantum_packets: 1..=1024,
+        ack_request_packets: 1..=65_536,
+        flush_wqes: 1..=65_536,
+        doorbell_words: 1..=256,
+    }
+}

@@ -1,0 +1,303 @@
+//! Ports: from what the operator names to queues that lcores poll.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use engine::config::PortConfig;
+use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, QueuePair, StartedPort, Vdev, VdevParseError};
+use thiserror::Error;
+use wire::MacAddr;
+
+use crate::kernel_interface::{self, InterfaceError, RoceUdpGuard};
+use crate::middleware::{FaultSetup, LcoreQueues, Middleware, MiddlewareError};
+
+/// The largest IP packet that the engine ever builds is 4096 bytes and 80 of headers; rounded up.
+pub const MTU_BYTES_DEFAULT: u16 = 4200;
+
+/// Ethernet header and one VLAN tag.
+const LINK_HEADER_BYTES: u32 = 14 + 4;
+
+/// Speed that a driver tells when it knows none.
+const SPEED_UNKNOWN: u32 = u32::MAX;
+
+/// Which device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Device {
+    /// A virtual one. Arguments that frame sizes ask for are added where they are missing.
+    Vdev(Vdev),
+    /// The PCI device at this address, bound to a driver that DPDK can use.
+    Pci(String),
+}
+
+/// What a port is opened with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PortSetup {
+    /// Which device.
+    pub device: Device,
+    /// Its addresses. Empty = those of the kernel's interface, where the device shares one.
+    pub addresses: Vec<IpAddr>,
+    /// Its MAC address; `None` = the device's.
+    pub mac: Option<MacAddr>,
+    /// The largest IP packet, bytes. What the device can do, and the kernel's interface, lower it.
+    pub mtu_bytes: u16,
+    /// Queue pairs: one for each lcore.
+    pub queue_pairs: u16,
+    /// Slots of each receive queue.
+    pub rx_descriptors: u16,
+    /// Slots of each transmit queue.
+    pub tx_descriptors: u16,
+    /// Packet buffers of each queue beyond its slots.
+    pub spare_mbufs: u32,
+    /// Faults on what comes in.
+    pub faults: Option<FaultSetup>,
+    /// Where to write every frame.
+    pub capture_file: Option<PathBuf>,
+}
+
+impl PortSetup {
+    /// A device with one queue pair and everything else as usual.
+    pub fn new(device: Device, addresses: Vec<IpAddr>) -> Self {
+        let usual = pmd::PortConfig::default();
+        Self {
+            device,
+            addresses,
+            mac: None,
+            mtu_bytes: MTU_BYTES_DEFAULT,
+            queue_pairs: 1,
+            rx_descriptors: usual.rx_descriptors,
+            tx_descriptors: usual.tx_descriptors,
+            spare_mbufs: usual.spare_mbufs,
+            faults: None,
+            capture_file: None,
+        }
+    }
+}
+
+/// Why a port could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// DPDK refused the device.
+    #[error(transparent)]
+    Eal(#[from] EalError),
+    /// The device did not start.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The kernel's interface can't be shared.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// Faults or capture.
+    #[error("port `{name}`: {source}")]
+    Middleware {
+        /// The port.
+        name: String,
+        /// Why.
+        source: MiddlewareError,
+    },
+    /// Nobody said which addresses the port has.
+    #[error("port `{name}` has no address: set `addresses` (or --address), such as 10.0.0.1")]
+    NoAddress {
+        /// The port.
+        name: String,
+    },
+    /// An argument that was added is not one. The device's own are checked before.
+    #[error(transparent)]
+    Vdev(#[from] VdevParseError),
+}
+
+/// A running port and its queues, ready for an engine.
+#[derive(Debug)]
+pub struct PortIo {
+    /// What the engine is told of it.
+    pub config: PortConfig,
+    queues: Vec<LcoreQueues>,
+    open: OpenPort,
+}
+
+/// What is kept of a port while its queues are in use.
+#[derive(Debug)]
+pub(crate) struct OpenPort {
+    port: StartedPort,
+    /// Held for the kernel: see [`RoceUdpGuard`].
+    _guard: Option<RoceUdpGuard>,
+}
+
+impl OpenPort {
+    pub(crate) fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+
+    pub(crate) fn kernel_interface(&self) -> Option<&str> {
+        self.port.kernel_interface()
+    }
+}
+
+impl PortIo {
+    /// Makes the device (a virtual one), starts it, and takes over the kernel's settings where the kernel has the interface.
+    ///
+    /// # Errors
+    /// [`OpenError`]: sentences for the operator.
+    pub fn open(eal: Eal, setup: &PortSetup) -> Result<Self, OpenError> {
+        let mut mtu_bytes = setup.mtu_bytes;
+        let (name, interface) = match &setup.device {
+            Device::Pci(address) => (address.clone(), None),
+            Device::Vdev(vdev) => {
+                let interface = vdev.kernel_interface().map(str::to_owned);
+                if let Some(kernel_mtu) = interface.as_deref().and_then(pmd::interface_mtu_bytes) {
+                    mtu_bytes = mtu_bytes.min(u16::try_from(kernel_mtu).unwrap_or(u16::MAX));
+                }
+                eal.add_vdev(&with_frame_sizes(vdev, mtu_bytes, setup.queue_pairs)?)?;
+                (vdev.name().to_owned(), interface)
+            }
+        };
+        let (addresses, guard) = match &interface {
+            Some(interface) => {
+                let addresses = kernel_interface::addresses(interface, &setup.addresses)?;
+                let guard = RoceUdpGuard::new(&addresses)?;
+                (addresses, Some(guard))
+            }
+            None => (setup.addresses.clone(), None),
+        };
+        let port = Port::by_name(eal, &name)?.configure(&pmd::PortConfig {
+            queue_pairs: setup.queue_pairs,
+            rx_descriptors: setup.rx_descriptors,
+            tx_descriptors: setup.tx_descriptors,
+            max_frame_bytes: u32::from(mtu_bytes) + LINK_HEADER_BYTES,
+            spare_mbufs: setup.spare_mbufs,
+            mac: setup.mac,
+            promiscuous: false,
+            pad_short_frames: None,
+        })?;
+        let mut io = Self::assemble(port, addresses, mtu_bytes, guard)?;
+        io.add_middleware(setup)?;
+        Ok(io)
+    }
+
+    /// A port that is running already and belongs to us alone, with these addresses: it answers ARP itself.
+    ///
+    /// # Errors
+    /// [`OpenError::NoAddress`].
+    pub fn from_started(port: StartedPort, addresses: Vec<IpAddr>) -> Result<Self, OpenError> {
+        let mtu_bytes = u16::try_from(port.mtu_bytes()).unwrap_or(u16::MAX);
+        Self::assemble(port, addresses, mtu_bytes, None)
+    }
+
+    fn assemble(
+        mut port: StartedPort,
+        mut addresses: Vec<IpAddr>,
+        mtu_bytes: u16,
+        guard: Option<RoceUdpGuard>,
+    ) -> Result<Self, OpenError> {
+        if addresses.is_empty() {
+            return Err(OpenError::NoAddress { name: port.name().to_owned() });
+        }
+        // GID 0 is then the routable one.
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        let device_mtu = u16::try_from(port.mtu_bytes()).unwrap_or(u16::MAX);
+        let Link { speed_mbit_per_s, .. } = port.link();
+        let config = PortConfig {
+            mac: port.mac(),
+            addresses,
+            interface_mtu: mtu_bytes.min(device_mtu),
+            answers_arp: guard.is_none(),
+            speed_mbps: if speed_mbit_per_s == SPEED_UNKNOWN { 0 } else { speed_mbit_per_s },
+            driver: driver_name(port.driver()).to_owned(),
+            kernel_interface: port.kernel_interface().map(str::to_owned),
+        };
+        let queues = port.take_queue_pairs().into_iter().map(|pair| (pair, None)).collect();
+        Ok(Self { config, queues, open: OpenPort { port, _guard: guard } })
+    }
+
+    fn add_middleware(&mut self, setup: &PortSetup) -> Result<(), OpenError> {
+        let name = self.open.port.name();
+        for ((pair, middleware), number) in self.queues.iter_mut().zip(0..) {
+            *middleware = Middleware::new(setup.faults, setup.capture_file.as_deref(), number, pair.tx.pool())
+                .map_err(|source| OpenError::Middleware { name: name.to_owned(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Queue pairs, one for each lcore.
+    pub fn queue_pairs(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Its queues without an engine, for who measures the device alone. It stays open as long as they live.
+    pub fn into_queue_pairs(self) -> Vec<QueuePair> {
+        self.queues.into_iter().map(|(pair, _)| pair).collect()
+    }
+
+    /// Its parts: the engine's, the lcores', and what is kept.
+    pub(crate) fn into_parts(self) -> (PortConfig, Vec<LcoreQueues>, OpenPort) {
+        (self.config, self.queues, self.open)
+    }
+}
+
+/// Adds the arguments that give a device buffers for frames of the MTU, and a queue pair for each lcore, where the operator has not.
+fn with_frame_sizes(vdev: &Vdev, mtu_bytes: u16, queue_pairs: u16) -> Result<Vdev, VdevParseError> {
+    let frame_bytes = u32::from(mtu_bytes) + LINK_HEADER_BYTES;
+    let template = match vdev.driver() {
+        Driver::AfPacket => Vdev::af_packet(0, "", queue_pairs, frame_bytes),
+        Driver::Memif => Vdev::memif(0, pmd::MemifRole::Client, "", 0, frame_bytes.next_multiple_of(64)),
+        _ => return Ok(vdev.clone()),
+    };
+    // Slot, block and count of an af_packet ring depend on each other: who sets one sets them all.
+    let sets_ring = ["framesz", "blocksz", "framecnt"].iter().any(|key| vdev.argument(key).is_some());
+    let keys: &[&str] = match vdev.driver() {
+        Driver::AfPacket if sets_ring => &["qpairs"],
+        Driver::AfPacket => &["qpairs", "framesz", "blocksz", "framecnt"],
+        _ => &["bsize"],
+    };
+    let mut text = vdev.to_string();
+    for key in keys.iter().filter(|key| vdev.argument(key).is_none()) {
+        if let Some(value) = template.argument(key) {
+            text.push_str(&format!(",{key}={value}"));
+        }
+    }
+    text.parse()
+}
+
+/// DPDK's name of a driver.
+fn driver_name(driver: Driver) -> &'static str {
+    match driver {
+        Driver::AfPacket => "net_af_packet",
+        Driver::AfXdp => "net_af_xdp",
+        Driver::Pcap => "net_pcap",
+        Driver::Tap => "net_tap",
+        Driver::Ring => "net_ring",
+        Driver::Null => "net_null",
+        Driver::Memif => "net_memif",
+        Driver::Vhost => "net_vhost",
+        Driver::VirtioUser => "net_virtio_user",
+        _ => "pci",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(text: &str, mtu_bytes: u16) -> String {
+        with_frame_sizes(&text.parse().unwrap(), mtu_bytes, 2).unwrap().to_string()
+    }
+
+    #[test]
+    fn devices_get_buffers_for_the_mtu_where_the_operator_sets_none() {
+        assert_eq!(
+            completed("net_af_packet0,iface=x", 4200),
+            "net_af_packet0,iface=x,qpairs=2,framesz=6144,blocksz=12288,framecnt=1024"
+        );
+        assert_eq!(
+            completed("net_af_packet0,iface=x", 1500),
+            "net_af_packet0,iface=x,qpairs=2,framesz=2048,blocksz=4096,framecnt=1024"
+        );
+        assert_eq!(completed("net_memif0,role=client,socket=/s", 4200), "net_memif0,role=client,socket=/s,bsize=4224");
+    }
+
+    #[test]
+    fn what_the_operator_sets_stays() {
+        let own = "net_af_packet0,iface=x,framesz=10240,blocksz=20480,framecnt=512";
+        assert_eq!(completed(own, 1500), format!("{own},qpairs=2"));
+        assert_eq!(completed("net_memif0,bsize=9216", 1500), "net_memif0,bsize=9216");
+        assert_eq!(completed("net_tap0,iface=t", 4200), "net_tap0,iface=t");
+    }
+}

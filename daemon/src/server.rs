@@ -1,0 +1,275 @@
+//! The control thread: clients, their requests, events for them.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::SegQueue;
+use engine::Time;
+use engine::control::{Control, Peer};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pmd::Clock;
+use shm::control::{CallError, MESSAGE_BYTES_MAX, Request, Stats};
+use shm::socket;
+use shm::wake::WakeFd;
+
+use crate::control_socket::ControlSocket;
+use crate::port::OpenPort;
+use crate::session::{Answer, EventSocket, add_device_stats, answer, entropy, set_nonblocking};
+use crate::threads::Lcores;
+
+/// Clients over the limit that may wait for the sentence that says so; more are disconnected without one.
+const TURNED_AWAY_MAX: usize = 32;
+/// How long nobody is accepted after the operating system refused (too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Errnos of refusals.
+const EAGAIN: i32 = 11;
+const EPROTO: i32 = 71;
+
+/// A connected client.
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    events: Option<EventSocket>,
+}
+
+/// Sockets of clients in this process, on their way to the control thread.
+pub(crate) type Incoming = Arc<SegQueue<OwnedFd>>;
+
+/// The control thread's state.
+pub(crate) struct Server {
+    control: Control,
+    /// Clients by session.
+    clients: BTreeMap<u32, Client>,
+    /// Clients that find no room, and why: told when they say hello.
+    turned_away: Vec<(OwnedFd, String)>,
+    listener: Option<ControlSocket>,
+    accept_again: Option<Instant>,
+    incoming: Incoming,
+    /// Rung by lcores with events, and for `incoming`.
+    wake: Arc<WakeFd>,
+    lcores: Lcores,
+    ports: Vec<OpenPort>,
+    clock: Clock,
+    /// A message.
+    buffer: Vec<u8>,
+}
+
+/// What [`Server::wait`] found.
+#[derive(Default)]
+struct Ready {
+    stop: bool,
+    wake: bool,
+    listener: bool,
+    clients: Vec<u32>,
+    turned_away: Vec<usize>,
+}
+
+impl Server {
+    /// A server without clients. `wake` is the eventfd that the lcores ring.
+    pub(crate) fn new(
+        config: Arc<engine::config::EngineConfig>,
+        lcores: Lcores,
+        ports: Vec<OpenPort>,
+        clock: Clock,
+        wake: Arc<WakeFd>,
+        listener: Option<ControlSocket>,
+    ) -> Self {
+        let control = Control::new(config, entropy(), Time::from_ns(clock.now_ns()));
+        Self {
+            control,
+            clients: BTreeMap::new(),
+            turned_away: Vec::new(),
+            listener,
+            accept_again: None,
+            incoming: Incoming::default(),
+            wake,
+            lcores,
+            ports,
+            clock,
+            buffer: vec![0; MESSAGE_BYTES_MAX],
+        }
+    }
+
+    /// Where sockets of clients in this process are put; ring the wake eventfd afterwards.
+    pub(crate) fn incoming(&self) -> Incoming {
+        Arc::clone(&self.incoming)
+    }
+
+    /// Serves until `stop` is readable; then ends all sessions.
+    pub(crate) fn run(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+        loop {
+            let ready = self.wait(stop)?;
+            if ready.stop {
+                break;
+            }
+            if ready.wake {
+                self.wake.drain();
+                self.deliver_events();
+                while let Some(socket) = self.incoming.pop() {
+                    self.admit(socket);
+                }
+            }
+            for place in ready.turned_away.into_iter().rev() {
+                let (socket, sentence) = self.turned_away.swap_remove(place);
+                // A socket that is closed with something unread resets the connection, and the sentence would be lost.
+                let _hello = socket::receive(socket.as_fd(), &mut self.buffer);
+                self.send(&socket, &Answer::refused(EAGAIN, sentence));
+            }
+            for session in ready.clients {
+                if !self.serve(session) {
+                    self.end(session);
+                }
+            }
+            if ready.listener {
+                self.accept();
+            }
+        }
+        for session in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.end(session);
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something to do.
+    fn wait(&mut self, stop: BorrowedFd<'_>) -> std::io::Result<Ready> {
+        let pause = self.accept_again.map(|again| again.saturating_duration_since(Instant::now()));
+        if pause == Some(Duration::ZERO) {
+            self.accept_again = None;
+        }
+        let watch = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let listener = self.listener.as_ref().filter(|_| self.accept_again.is_none());
+        let mut fds = vec![watch(stop), watch(self.wake.as_fd())];
+        fds.extend(listener.map(|listener| watch(listener.as_fd())));
+        fds.extend(self.turned_away.iter().map(|(socket, _)| watch(socket.as_fd())));
+        fds.extend(self.clients.values().map(|client| watch(client.socket.as_fd())));
+        let timeout = match pause {
+            Some(pause) if !pause.is_zero() => PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
+            _ => PollTimeout::NONE,
+        };
+        match poll(&mut fds, timeout) {
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => return Ok(Ready::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut found = fds.iter().map(|fd| fd.any().unwrap_or(true));
+        let mut next = || found.next().unwrap_or(false);
+        let (stop, wake) = (next(), next());
+        let listener = listener.is_some() && next();
+        let turned_away = (0..self.turned_away.len()).filter(|_| next()).collect();
+        let clients = self.clients.keys().copied().filter(|_| next()).collect();
+        Ok(Ready { stop, wake, listener, clients, turned_away })
+    }
+
+    /// Takes every connection that waits.
+    fn accept(&mut self) {
+        loop {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok(Some(socket)) => self.admit(socket),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!("a client could not be accepted: {error}");
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Opens a session for a new client.
+    fn admit(&mut self, socket: OwnedFd) {
+        let peer = set_nonblocking(&socket).and_then(|()| socket::peer_credentials(&socket));
+        let (pid, uid) = match peer {
+            Ok(peer) => peer,
+            Err(error) => return tracing::warn!("a client could not be admitted: {error}"),
+        };
+        match self.control.open_session(Peer { pid, uid }) {
+            Ok(session) => {
+                tracing::debug!(session, pid, uid, "session opened");
+                self.clients.insert(session, Client { socket, events: None });
+            }
+            Err(sentence) => {
+                tracing::warn!(pid, uid, "a client is turned away: {sentence}");
+                if self.turned_away.len() < TURNED_AWAY_MAX {
+                    self.turned_away.push((socket, sentence));
+                }
+            }
+        }
+    }
+
+    /// Ends a session: everything that the client had goes.
+    fn end(&mut self, session: u32) {
+        self.control.close_session(&mut self.lcores.mailboxes, session);
+        self.clients.remove(&session);
+        tracing::debug!(session, "session ended");
+    }
+
+    /// Answers one request of a client. False if the session is over.
+    fn serve(&mut self, session: u32) -> bool {
+        let Some(client) = self.clients.get(&session) else { return true };
+        let (length, fds) = match socket::receive(client.socket.as_fd(), &mut self.buffer) {
+            Ok(message) => message,
+            Err(CallError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+            Err(CallError::Malformed) => return self.reject(session),
+            Err(_) => return false,
+        };
+        let decoded = self.buffer.get(..length).ok_or(CallError::Malformed).and_then(shm::control::decode::<Request>);
+        let Ok(request) = decoded else { return self.reject(session) };
+        let Self { control, lcores, clock, ports, .. } = self;
+        let now = Time::from_ns(clock.now_ns());
+        let mailboxes = Arc::clone(&lcores.mailboxes.0);
+        let more_stats = |stats: &mut Stats| {
+            for (mailbox, number) in mailboxes.iter().zip(0..) {
+                stats.groups.push((format!("lcore {number}"), mailbox.counters.entries()));
+            }
+            add_device_stats(ports, stats);
+        };
+        let mut answer = answer(control, &mut lcores.mailboxes, session, now, (request, fds), more_stats);
+        let events = answer.events.take();
+        let Some(client) = self.clients.get_mut(&session) else { return false };
+        if events.is_some() {
+            client.events = events;
+        }
+        let Some(client) = self.clients.get(&session) else { return false };
+        self.send(&client.socket, &answer)
+    }
+
+    /// What came is no request: the client does not speak our language, and the session ends.
+    fn reject(&self, session: u32) -> bool {
+        tracing::warn!(session, "a client sent what is no request, and is disconnected");
+        if let Some(client) = self.clients.get(&session) {
+            let sentence = "the daemon can't understand the request: is the client of another version?";
+            self.send(&client.socket, &Answer::refused(EPROTO, sentence.to_owned()));
+        }
+        false
+    }
+
+    /// Sends an answer without waiting. False if the client does not take it.
+    fn send(&self, socket: &OwnedFd, answer: &Answer) -> bool {
+        let fds: Vec<BorrowedFd<'_>> = answer.fds.iter().map(AsFd::as_fd).collect();
+        match socket::send(socket.as_fd(), &answer.reply, &fds) {
+            Ok(()) => true,
+            Err(CallError::Disconnected) => false,
+            Err(error) => {
+                tracing::warn!("a client does not take its answer, and is disconnected: {error}");
+                false
+            }
+        }
+    }
+
+    /// Passes the lcores' events on.
+    fn deliver_events(&mut self) {
+        for mailbox in self.lcores.mailboxes.0.iter() {
+            while let Some(event) = mailbox.take_event() {
+                tracing::debug!(session = event.session, event = ?event.event, "event");
+                let events = self.clients.get_mut(&event.session).and_then(|client| client.events.as_mut());
+                if let Some(events) = events {
+                    events.send(event.session, &event.event);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Two connected peers over any two engines, and what they do with each other.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::time::{Duration, Instant};
+
+use ferroce::exchange::{ConnectionInfo, random_psn};
+use ferroce::{
+    AccessFlags, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize, ProtectionDomain,
+    QpCap, QpInit, QueuePair, RecvWr, SendWr, WcOpcode, WorkCompletion, connect_rc,
+};
+
+/// Time without a completion after which a test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One end of a connection.
+pub(crate) struct Peer {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) region: MemoryRegion,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) context: Context,
+}
+
+impl Peer {
+    /// A QP and a region of `bytes`, on lcore `vector`.
+    pub(crate) fn new(context: Context, bytes: u64, vector: u32) -> Self {
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(&CqInit { cqe: 1024, comp_vector: Some(vector), ..CqInit::default() }).unwrap();
+        let cap = QpCap { max_send_sge: 4, max_inline_data: 64, ..QpInit::rc(&cq).cap };
+        let qp = pd.create_qp(&QpInit { cap, ..QpInit::rc(&cq) }).unwrap();
+        let rights = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_ATOMIC;
+        let region = MemoryPool::new(&context, bytes, PageSize::Base).unwrap().register_all(&pd, rights).unwrap();
+        Self { qp, cq, region, pd, context }
+    }
+
+    fn info(&self) -> ConnectionInfo {
+        ConnectionInfo::new(&self.qp, random_psn(), &ConnectAttr::default()).unwrap().with_region(&self.region)
+    }
+
+    /// The next completion, which must be a success.
+    pub(crate) fn complete(&self) -> WorkCompletion {
+        let end = Instant::now() + PATIENCE;
+        let mut completions = [WorkCompletion::default()];
+        while self.cq.poll(&mut completions) == 0 {
+            assert!(Instant::now() < end, "no completion within {PATIENCE:?}");
+            std::thread::yield_now();
+        }
+        let [completion] = completions;
+        assert!(completion.is_ok(), "{}", completion.status);
+        completion
+    }
+
+    fn post(&self, wr: SendWr<'_>) {
+        self.qp.post_send(&wr.signaled()).unwrap();
+    }
+}
+
+/// Takes both to RTS with each other.
+pub(crate) fn connect(a: &Peer, b: &Peer) {
+    let (here, there) = (a.info(), b.info());
+    connect_rc(&a.qp, &here, &there, &ConnectAttr::default()).unwrap();
+    connect_rc(&b.qp, &there, &here, &ConnectAttr::default()).unwrap();
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
+}
+
+fn bytes_of(region: &MemoryRegion, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// Every operation of RC, each with its data checked at both ends. Regions have at least 1 MiB.
+pub(crate) fn every_operation(a: &Peer, b: &Peer) {
+    let half = 512 << 10;
+    for length in [1_usize, 64, 4096, 4097, 300_000] {
+        let sent = pattern(length, length as u8);
+        a.region.write(0, &sent).unwrap();
+        let here = [a.region.sge(0, length as u32).unwrap()];
+        a.post(SendWr::write(1, &here, b.region.addr() + half, b.region.rkey()));
+        assert_eq!((a.complete().wr_id, bytes_of(&b.region, half, length)), (1, sent.clone()));
+
+        let back = [a.region.sge(half, length as u32).unwrap()];
+        a.region.write(half, &vec![0; length]).unwrap();
+        a.post(SendWr::read(2, &back, b.region.addr() + half, b.region.rkey()));
+        assert_eq!((a.complete().wr_id, bytes_of(&a.region, half, length)), (2, sent.clone()));
+
+        b.qp.post_recv(&RecvWr::new(7, &[b.region.sge(0, length as u32).unwrap()])).unwrap();
+        a.post(SendWr::send(3, &here).with_imm(0xcafe));
+        let received = b.complete();
+        assert_eq!((received.wr_id, received.imm(), received.byte_len), (7, Some(0xcafe), length as u32));
+        assert_eq!((a.complete().wr_id, bytes_of(&b.region, 0, length)), (3, sent));
+    }
+    atomics(a, b);
+}
+
+fn atomics(a: &Peer, b: &Peer) {
+    let target = b.region.addr() + 64;
+    b.region.write(64, &40_u64.to_ne_bytes()).unwrap();
+    let result = [a.region.sge(0, 8).unwrap()];
+    let old = |peer: &Peer| u64::from_ne_bytes(bytes_of(&peer.region, 0, 8).try_into().unwrap());
+    a.post(SendWr::atomic_faa(4, &result, target, b.region.rkey(), 2));
+    assert_eq!((a.complete().opcode, old(a)), (WcOpcode::FetchAdd, 40));
+    a.post(SendWr::atomic_cas(5, &result, target, b.region.rkey(), 42, 7));
+    assert_eq!((a.complete().opcode, old(a)), (WcOpcode::CompSwap, 42));
+    assert_eq!(bytes_of(&b.region, 64, 8), 7_u64.to_ne_bytes());
+}
