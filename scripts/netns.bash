@@ -4,6 +4,8 @@
 
 # Directory of the binaries and of their sockets and logs.
 bin=${FERROCE_BIN_DIR:?set FERROCE_BIN_DIR to the directory with the binaries}
+# An error is a sentence here, not a stack.
+export RUST_BACKTRACE=0
 work=$(mktemp -d -t ferroce-XXXXXX)
 ns_a=frc-a-$$
 ns_b=frc-b-$$

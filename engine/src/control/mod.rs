@@ -308,6 +308,3 @@ fn port_attr(port: &PortConfig) -> PortAttr {
 fn gid_entries(port: &PortConfig) -> Vec<GidEntry> {
     port.gids().zip(0..).map(|(gid, index)| GidEntry { gid, index, gid_type: GidType::RoceV2 }).collect()
 }
-
-#[cfg(test)]
-mod tests;

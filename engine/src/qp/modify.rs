@@ -145,7 +145,6 @@ impl Qp {
         self.state = QpState::Reset;
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
-        self.clear_resources();
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;
         env.timers.cancel(self.index);

@@ -75,6 +75,13 @@ fn a_gap_draws_one_nak_with_the_expected_psn() {
 }
 
 #[test]
+fn a_nak_that_has_become_stale_is_not_sent() {
+    let mut pair = pair();
+    let burst = [0, 2, 1].map(|psn| pair.rdma(Opcode::RC_WRITE_ONLY, psn, 8, 8).ack_req());
+    assert_eq!(pair.tell_all(1, &burst), ["ACK +1 msn 2"]);
+}
+
+#[test]
 fn duplicates_of_sends_and_writes_are_acknowledged_but_not_executed() {
     let mut pair = pair();
     // A fresh QP says that it has nothing yet.

@@ -153,7 +153,10 @@ fn a_long_flush_is_spread_over_turns_and_loses_nothing() {
 fn an_answer_that_is_due_dies_with_a_qp_that_its_owner_breaks() {
     let mut pair = pair();
     let read = pair.packet(0, Opcode::RC_READ_REQUEST, 0).reth(BASE, pair.clients[1].key, 600);
-    pair.hosts[1].receive(pair.now, &read.frame());
+    let write = pair.packet(0, Opcode::RC_WRITE_ONLY, 3).reth(BASE, pair.clients[1].key, 4).bytes(4).ack_req();
+    for packet in [read, write] {
+        pair.hosts[1].receive(pair.now, &packet.frame());
+    }
     pair.go_to(1, QpState::Err);
     assert_eq!(pair.listen(1), [""; 0]);
     // As does one of a QP that breaks as requester, even in the same turn.

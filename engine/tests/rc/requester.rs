@@ -281,6 +281,18 @@ fn an_rnr_nak_is_waited_out() {
 }
 
 #[test]
+fn the_acknowledgement_timer_stands_still_after_an_rnr_nak() {
+    // 1 ms, and no retry to spare; the NAK says 10.24 ms.
+    let mut pair = Pair::new(Connect { path_mtu: 1, timeout: 8, retry_cnt: 0, ..Connect::default() });
+    let _ = pair.start_write(1, 600);
+    let rnr = pair.ack(1, 0x20 | 20, 1);
+    assert_eq!(pair.tell(0, &rnr), [""; 0]);
+    assert_eq!(pair.wait(0, 10_239_999), [""; 0]);
+    assert_eq!(pair.wait(0, 1), SAID_600[1..]);
+    assert_eq!((pair.state(0), pair.counters(0).local_ack_timeout_err), (QpState::Rts, 0));
+}
+
+#[test]
 fn every_rnr_timer_code_is_waited_for() {
     for code in 0..32u8 {
         let mut pair = pair();

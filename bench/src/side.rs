@@ -1,0 +1,304 @@
+//! One side of a run: its QPs, its memory, and whether the right bytes are in it.
+
+use ferroce::exchange::{self, ConnectionInfo};
+use ferroce::{
+    AccessFlags, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize, QpCap, QpInit,
+    QueuePair, Sge,
+};
+use wire::PathMtu;
+
+use crate::error::{PerfError, Result};
+use crate::params::{Metric, Params, Verb};
+
+/// Which of the two programs; they fill their memory differently.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Waits for the other; holds the memory of a one-sided test.
+    Server,
+    /// Begins; measures.
+    Client,
+}
+
+impl Role {
+    const fn peer(self) -> Self {
+        match self {
+            Self::Server => Self::Client,
+            Self::Client => Self::Server,
+        }
+    }
+}
+
+/// A QP and its part of the memory: an area to send from, and behind it one to receive to.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) qp: QueuePair,
+    local: ConnectionInfo,
+    remote: Option<ConnectionInfo>,
+    /// Offset of the area to send from.
+    tx_offset: u64,
+    /// Offset of the area to receive to.
+    rx_offset: u64,
+}
+
+/// One side's verbs objects, destroyed with it.
+pub(crate) struct Side {
+    // Before their CQ and memory.
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) region: MemoryRegion,
+    pub(crate) context: Context,
+    pub(crate) params: Params,
+    role: Role,
+    attr: ConnectAttr,
+}
+
+impl Side {
+    /// Makes everything that `params` asks for on this side, memory filled.
+    ///
+    /// # Errors
+    /// What the engine refuses.
+    pub(crate) fn new(context: &Context, params: &Params, gid_index: u8, role: Role) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        let cqe = params.qps.saturating_mul(params.tx_depth + params.rx_depth).min(context.device().max_cqe);
+        let cq = context.create_cq(&CqInit { cqe, ..CqInit::default() })?;
+        let footprint = u64::from(params.footprint());
+        let bytes = u64::from(params.qps) * 2 * footprint;
+        let pool = MemoryPool::new(context, bytes, PageSize::Base)?;
+        let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let region = pool.register_all(&pd, rights | AccessFlags::REMOTE_ATOMIC)?;
+        let cap = QpCap {
+            max_send_wr: params.tx_depth,
+            max_recv_wr: params.rx_depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: params.inline,
+        };
+        let attr = ConnectAttr {
+            sgid_index: gid_index,
+            max_rd_atomic: params.outstanding,
+            max_dest_rd_atomic: params.outstanding,
+            ..ConnectAttr::default()
+        };
+        let mut lanes = Vec::new();
+        for number in 0..u64::from(params.qps) {
+            let qp = pd.create_qp(&QpInit { cap, ..QpInit::rc(&cq) })?;
+            let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?.with_region(&region);
+            if let Some(mtu) = params.mtu.and_then(PathMtu::from_bytes) {
+                local.path_mtu = local.path_mtu.min(mtu);
+            }
+            let tx_offset = number * 2 * footprint;
+            lanes.push(Lane { qp, local, remote: None, tx_offset, rx_offset: tx_offset + footprint });
+        }
+        let side = Self { lanes, cq, region, context: context.clone(), params: params.clone(), role, attr };
+        for lane in 0..side.lanes.len() {
+            side.region.write(side.lanes[lane].tx_offset, &side.pattern(role, lane))?;
+        }
+        Ok(side)
+    }
+
+    /// What the peer must know of each QP.
+    pub(crate) fn infos(&self) -> Vec<ConnectionInfo> {
+        self.lanes.iter().map(|lane| lane.local).collect()
+    }
+
+    /// Connects each QP with the peer's of the same place.
+    ///
+    /// # Errors
+    /// What the engine refuses; [`PerfError::Protocol`] if the peer's memory is not laid out as ours.
+    pub(crate) fn connect(&mut self, remotes: &[ConnectionInfo]) -> Result<()> {
+        let (bytes, count) = (self.region.length(), self.lanes.len());
+        if remotes.len() != count || remotes.iter().any(|remote| remote.length != bytes) {
+            let sentence = format!("it must have {count} QPs and {bytes} bytes of memory");
+            return Err(PerfError::Protocol(sentence));
+        }
+        for (lane, remote) in self.lanes.iter_mut().zip(remotes) {
+            ferroce::connect_rc(&lane.qp, &lane.local, remote, &self.attr)?;
+            lane.remote = Some(*remote);
+        }
+        Ok(())
+    }
+
+    /// Which of the two sides this is.
+    pub(crate) const fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Bytes that a QP's packets carry at most: what the two ports and the operator agree on.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        let of_lane = |lane: &Lane| lane.remote.map_or(lane.local.path_mtu, |r| r.path_mtu.min(lane.local.path_mtu));
+        self.lanes.first().map_or(0, |lane| of_lane(lane).bytes())
+    }
+
+    /// Where each message of a lane lies that is sent (or that a READ or atomic brings in).
+    pub(crate) fn local_sges(&self, lane: usize) -> Result<Vec<[Sge; 1]>> {
+        let Lane { tx_offset, rx_offset, .. } = self.lanes[lane];
+        let base = match self.params.test.verb {
+            Verb::Write | Verb::Send => tx_offset,
+            Verb::Read | Verb::Atomic => rx_offset,
+        };
+        self.sges_from(base)
+    }
+
+    /// Where each message of a lane lies that is received.
+    pub(crate) fn receive_sges(&self, lane: usize) -> Result<Vec<[Sge; 1]>> {
+        self.sges_from(self.lanes[lane].rx_offset)
+    }
+
+    fn sges_from(&self, base: u64) -> Result<Vec<[Sge; 1]>> {
+        let Params { size, .. } = self.params;
+        let offsets = (0..self.params.slots()).map(|slot| base + u64::from(slot) * u64::from(self.params.stride()));
+        offsets.map(|offset| Ok([self.region.sge(offset, size)?])).collect()
+    }
+
+    /// Address of a lane's area at the peer, and its key.
+    pub(crate) fn remote_base(&self, lane: usize) -> Result<(u64, u32)> {
+        let lane = &self.lanes[lane];
+        let remote = lane.remote.ok_or_else(|| PerfError::Protocol("it has not told its memory yet".to_owned()))?;
+        // The peer's memory is laid out as ours. A sum that wraps is an address that the peer refuses.
+        let offset = match self.params.test.verb {
+            Verb::Read => lane.tx_offset,
+            Verb::Write | Verb::Send | Verb::Atomic => lane.rx_offset,
+        };
+        Ok((remote.addr.wrapping_add(offset), remote.rkey))
+    }
+
+    /// Offset in our region of the last byte of the first message that is sent.
+    pub(crate) fn tx_marker_offset(&self) -> u64 {
+        self.lanes[0].tx_offset + u64::from(self.params.size) - 1
+    }
+
+    /// Offset in our region of the last byte of the first message that is received.
+    pub(crate) fn rx_marker_offset(&self) -> u64 {
+        self.lanes[0].rx_offset + u64::from(self.params.size) - 1
+    }
+
+    /// The bytes that a side sends from a lane's area.
+    pub(crate) fn pattern(&self, role: Role, lane: usize) -> Vec<u8> {
+        let seed = (lane as u64) << 1 | u64::from(role == Role::Client);
+        pattern(seed, self.params.footprint() as usize)
+    }
+
+    /// Checks what `messages` of each lane have left in our memory. Who measures is `self` for READs (their data came
+    /// here), the peer for everything else.
+    ///
+    /// # Errors
+    /// [`PerfError::Data`].
+    pub(crate) fn verify(&self, messages: &[u64]) -> Result<()> {
+        for (lane, &messages) in messages.iter().enumerate() {
+            if self.params.test.verb == Verb::Atomic {
+                self.verify_sum(lane, messages)?;
+            } else {
+                self.verify_bytes(lane, messages)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each fetch and add of the peer has added 1.
+    fn verify_sum(&self, lane: usize, messages: u64) -> Result<()> {
+        let mut word = [0; 8];
+        self.region.read(self.lanes[lane].rx_offset, &mut word)?;
+        let sum = u64::from_ne_bytes(word);
+        if sum == messages {
+            return Ok(());
+        }
+        Err(PerfError::Data(format!("{messages} fetch-and-adds of 1 on QP {lane} have made {sum}")))
+    }
+
+    fn verify_bytes(&self, lane: usize, messages: u64) -> Result<()> {
+        let expected = self.pattern(self.role.peer(), lane);
+        let (size, stride) = (self.params.size as usize, self.params.stride() as usize);
+        // A latency test uses one place, and numbers its messages in the last byte.
+        let is_ping_pong = self.params.test.metric == Metric::Latency;
+        let is_numbered = is_ping_pong && self.params.test.verb != Verb::Read;
+        let slots = if is_ping_pong { 1 } else { self.params.slots() };
+        let slots = messages.min(u64::from(slots)) as usize;
+        let mut found = vec![0; expected.len()];
+        self.region.read(self.lanes[lane].rx_offset, &mut found)?;
+        for slot in 0..slots {
+            let checked = slot * stride..slot * stride + size - usize::from(is_numbered);
+            let differs = (found[checked.clone()].iter().zip(&expected[checked])).position(|(a, b)| a != b);
+            if let Some(at) = differs {
+                return Err(PerfError::Data(format!("message {slot} of QP {lane} differs at byte {at}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that differ from each other, from zero, and between seeds (splitmix64).
+pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let words = (1..=bytes.div_ceil(8) as u64).map(|number| {
+        let mut word = (seed << 40 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    });
+    let mut out: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    out.truncate(bytes);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::Test;
+    use crate::params::tests::params;
+
+    /// Two connected sides between which nothing has moved, and the nodes that they live on.
+    fn sides(params: &Params) -> ([daemon::embedded::PolledNode; 2], [Side; 2]) {
+        let nodes = daemon::embedded::polled_pair(&daemon::embedded::engine_config("ferroce0")).unwrap();
+        let roles = [Role::Server, Role::Client];
+        let side = |place: usize| {
+            let context = Context::from_endpoint(nodes[place].connect().unwrap()).unwrap();
+            Side::new(&context, params, 0, roles[place]).unwrap()
+        };
+        let [mut server, mut client] = [side(0), side(1)];
+        server.connect(&client.infos()).unwrap();
+        client.connect(&server.infos()).unwrap();
+        (nodes, [server, client])
+    }
+
+    #[test]
+    fn bytes_that_did_not_come_are_seen_and_so_is_one_that_is_wrong() {
+        let params = Params { size: 100, qps: 2, ..params(Test::bandwidth(Verb::Write)) };
+        let (_nodes, [server, client]) = sides(&params);
+        assert!(server.verify(&[0, 0]).is_ok(), "nothing was sent, nothing is checked");
+        assert!(matches!(server.verify(&[1, 0]), Err(PerfError::Data(_))));
+        for lane in 0..2 {
+            server.region.write(server.lanes[lane].rx_offset, &client.pattern(Role::Client, lane)).unwrap();
+        }
+        server.verify(&[u64::MAX, 1]).unwrap();
+        let at = server.lanes[1].rx_offset + 128 + 99;
+        server.region.write(at, &[!client.pattern(Role::Client, 1)[227]]).unwrap();
+        server.verify(&[u64::MAX, 1]).unwrap();
+        let error = server.verify(&[u64::MAX, 2]).unwrap_err().to_string();
+        assert_eq!(error, "wrong data: message 1 of QP 1 differs at byte 99");
+    }
+
+    #[test]
+    fn an_atomic_that_was_not_done_or_done_twice_is_seen() {
+        let (_nodes, [server, _client]) = sides(&params(Test::bandwidth(Verb::Atomic)));
+        server.region.write(server.lanes[0].rx_offset, &5_u64.to_ne_bytes()).unwrap();
+        server.verify(&[5]).unwrap();
+        assert!(server.verify(&[4]).unwrap_err().to_string().contains("4 fetch-and-adds of 1 on QP 0 have made 5"));
+        assert!(server.verify(&[6]).is_err());
+    }
+
+    #[test]
+    fn a_peer_with_other_memory_is_refused() {
+        let (_nodes, [server, mut client]) = sides(&params(Test::bandwidth(Verb::Write)));
+        let mut infos = server.infos();
+        infos[0].length += 1;
+        assert!(matches!(client.connect(&infos), Err(PerfError::Protocol(_))));
+        assert!(matches!(client.connect(&[]), Err(PerfError::Protocol(_))));
+    }
+
+    #[test]
+    fn patterns_differ_between_seeds_and_have_their_length() {
+        assert_eq!((pattern(1, 13).len(), pattern(1, 0).len()), (13, 0));
+        assert_eq!(pattern(7, 4096), pattern(7, 4096));
+        assert_ne!(pattern(0, 64), pattern(1, 64));
+        assert_ne!(pattern(0, 64)[..32], pattern(0, 64)[32..]);
+    }
+}

@@ -1,0 +1,377 @@
+//! A host: the engine that ships, with its control side, behind a network device of its own.
+//!
+//! [`Host::turn`] is one turn of an lcore's loop for every shard, at the virtual time given. Between turns frames wait in the
+//! device's queues: [`Host::receive`] puts one in, [`Host::take_frame`] takes one out to the wire.
+
+mod endpoint;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use engine::command::{Answer, Command, Shards};
+use engine::config::{EngineConfig, Limits, PortConfig, TransportConfig};
+use engine::control::{Control, Peer};
+use engine::counters::{PortCounters, ShardCounters};
+use engine::{Shard, Time};
+use rand::Rng;
+use shm::control::Endpoint;
+use shm::mapping::Mapping;
+use shm::segment::BlockAddress;
+use shm::wake::WakeFd;
+use wire::buf::{Dest, VecBatch};
+use wire::{EtherType, MacAddr};
+
+use crate::random::Stream;
+use endpoint::SessionEndpoint;
+
+/// The only port of a host.
+const PORT: u8 = 0;
+
+/// What a host is like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostSettings {
+    /// Shards of its engine.
+    pub shard_count: u8,
+    /// The engine's transport settings.
+    pub transport: TransportConfig,
+    /// Frames that a shard takes from its receive queue in one turn.
+    pub rx_burst: usize,
+    /// Frames that a shard builds in one turn.
+    pub tx_burst: usize,
+    /// Frames that the device takes before it has sent one.
+    pub tx_queue_frames: usize,
+    /// From one turn to the next while there is work, ns.
+    pub turn_ns: u64,
+    /// Clients drive the engine, as an embedded one; else it sleeps until a doorbell wakes it, as a daemon's.
+    pub is_polled: bool,
+}
+
+impl Default for HostSettings {
+    fn default() -> Self {
+        Self {
+            shard_count: 1,
+            transport: TransportConfig::default(),
+            rx_burst: 32,
+            tx_burst: 32,
+            tx_queue_frames: 256,
+            turn_ns: 1_000,
+            is_polled: false,
+        }
+    }
+}
+
+/// Limits of a simulated engine: more than any run asks for, and quick to set up.
+fn limits() -> Limits {
+    Limits { max_qp: 256, max_cq: 256, max_srq: 64, max_mr: 1_024, max_neighbour: 16, ..Limits::default() }
+}
+
+/// A host of the simulation. A clone is another handle to it.
+#[derive(Clone)]
+pub struct Host(Arc<Mutex<Inner>>);
+
+struct Inner {
+    settings: HostSettings,
+    control: Control,
+    engine: Engine,
+    /// Frames for each shard that it has not looked at yet.
+    rx: Vec<VecDeque<Vec<u8>>>,
+    /// Frames that the device has to send.
+    tx: VecDeque<Vec<u8>>,
+    sessions: BTreeMap<u32, Session>,
+    /// All shards are asleep: a doorbell writes to their eventfds.
+    is_asleep: bool,
+    /// A client has called since the last look: a daemon's mailbox wakes its lcores.
+    is_called: bool,
+    /// A turn that a client drove did something, and the world has not been told.
+    is_busy_unseen: bool,
+}
+
+/// Shards on the caller's own thread.
+struct Engine {
+    shards: Vec<Shard>,
+    wakes: Vec<Arc<WakeFd>>,
+    now: Time,
+}
+
+/// What the host keeps of a client.
+struct Session {
+    /// Our end of its event socket.
+    events: OwnedFd,
+    event_count: u64,
+    /// Files of its ring memory, in the order of their numbers, and the blocks in them.
+    segments: Vec<OwnedFd>,
+    blocks: Vec<BlockAddress>,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turned {
+    /// Something was done: applications should look.
+    pub is_busy: bool,
+    /// When the next turn is due if nothing happens before; [`Time::NEVER`] if none is.
+    pub next_at: Time,
+}
+
+impl Shards for Engine {
+    fn command(&mut self, shard: u8, command: Command) -> Answer {
+        // The number of a shard may come from a client's QPN.
+        match self.shards.get_mut(usize::from(shard)) {
+            Some(shard) => shard.command(self.now, command),
+            None => Answer::Missing,
+        }
+    }
+
+    fn wake_fd(&self, shard: u8) -> Arc<WakeFd> {
+        Arc::clone(&self.wakes[usize::from(shard)])
+    }
+}
+
+impl Host {
+    /// Host `number` with address 10.0.0.`number + 1`. Its memory keys come from `stream`.
+    ///
+    /// # Errors
+    /// What the operating system says: too many open files.
+    pub fn new(number: u8, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
+        let port = PortConfig {
+            mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
+            addresses: vec![[10, 0, 0, number + 1].into()],
+            interface_mtu: mtu,
+            answers_arp: true,
+            speed_mbps: 0,
+            driver: "sim".to_owned(),
+            kernel_interface: None,
+        };
+        let config = Arc::new(EngineConfig {
+            device_name: format!("ferroce{number}"),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            shard_count: settings.shard_count,
+            ports: vec![port],
+            limits: limits(),
+            transport: settings.transport,
+        });
+        let shards = (0..settings.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
+        let wakes = (0..settings.shard_count).map(|_| WakeFd::new().map(Arc::new)).collect::<io::Result<_>>()?;
+        let rx = (0..settings.shard_count).map(|_| VecDeque::new()).collect();
+        let control = Control::new(config, Box::new(move || stream.random()), Time::ZERO);
+        Ok(Self(Arc::new(Mutex::new(Inner {
+            settings,
+            control,
+            engine: Engine { shards, wakes, now: Time::ZERO },
+            rx,
+            tx: VecDeque::new(),
+            sessions: BTreeMap::new(),
+            is_asleep: false,
+            is_called: false,
+            is_busy_unseen: false,
+        }))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // One thread runs the simulation: a poisoned lock means that it panics already.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it was made with.
+    pub fn settings(&self) -> HostSettings {
+        self.lock().settings
+    }
+
+    /// Sets the time at which clients' calls and turns happen from now on.
+    pub fn set_now(&self, now: Time) {
+        self.lock().engine.now = now;
+    }
+
+    /// One turn of every shard, for the world. It answers for the turns that clients have driven since the last one, too.
+    pub fn turn(&self) -> Turned {
+        let mut inner = self.lock();
+        let turned = inner.turn();
+        Turned { is_busy: turned.is_busy | std::mem::take(&mut inner.is_busy_unseen), ..turned }
+    }
+
+    /// One turn of every shard, driven by a client.
+    fn make_progress(&self) {
+        let mut inner = self.lock();
+        let turned = inner.turn();
+        inner.is_busy_unseen |= turned.is_busy;
+    }
+
+    /// A frame has arrived.
+    pub fn receive(&self, frame: Vec<u8>) {
+        self.lock().receive(frame);
+    }
+
+    /// The next frame for the wire.
+    pub fn take_frame(&self) -> Option<Vec<u8>> {
+        self.lock().tx.pop_front()
+    }
+
+    /// True if a turn is due out of its order: a client has called, or rung a sleeping shard's doorbell, or drives the engine
+    /// by itself.
+    pub fn take_woken(&self) -> bool {
+        let mut inner = self.lock();
+        // Every one of them is to be taken back, so no short cut.
+        let rung = inner.engine.wakes.iter().filter(|wake| wake.drain()).count();
+        std::mem::take(&mut inner.is_called) || inner.settings.is_polled || rung > 0
+    }
+
+    /// Has a turn come though no doorbell says so: shared memory was changed in other ways.
+    pub fn poke(&self) {
+        self.lock().is_called = true;
+    }
+
+    /// True if some QP waits for room in the device's queue.
+    pub fn wants_transmit(&self) -> bool {
+        self.lock().engine.shards.iter().any(Shard::wants_transmit)
+    }
+
+    /// A client's way to the engine, for `ferroce::Context::from_endpoint`. Its session ends when it is dropped.
+    ///
+    /// # Errors
+    /// The sentence that refuses another session.
+    pub fn connect(&self) -> Result<Arc<dyn Endpoint>, String> {
+        let session = self.lock().control.open_session(Peer { pid: 1, uid: 0 })?;
+        Ok(Arc::new(SessionEndpoint::new(self.clone(), session)))
+    }
+
+    /// Ends a session as the death of its process does: nothing is taken down by the client itself.
+    pub fn kill(&self, session: u32) {
+        self.lock().close(session);
+    }
+
+    /// Asynchronous events that were sent to a session.
+    pub fn event_count(&self, session: u32) -> u64 {
+        self.lock().sessions.get(&session).map_or(0, |session| session.event_count)
+    }
+
+    /// The ring memory of a session, as its process could write it: mapped anew, with the place of each block.
+    pub fn rings(&self, session: u32) -> Vec<(Mapping, BlockAddress)> {
+        let inner = self.lock();
+        let Some(session) = inner.sessions.get(&session) else { return Vec::new() };
+        let map = |block: &BlockAddress| {
+            let fd = session.segments.get(block.segment as usize)?.try_clone().ok()?;
+            Some((Mapping::attach(fd, block.segment_bytes).ok()?, *block))
+        };
+        session.blocks.iter().filter_map(map).collect()
+    }
+
+    /// Counters of the port, all shards together.
+    pub fn port_counters(&self) -> PortCounters {
+        let mut sum = PortCounters::default();
+        for shard in &self.lock().engine.shards {
+            if let Some(counters) = shard.port_counters(PORT) {
+                sum.add(counters);
+            }
+        }
+        sum
+    }
+
+    /// Counters of the transport, all shards together.
+    pub fn shard_counters(&self) -> ShardCounters {
+        let mut sum = ShardCounters::default();
+        for shard in &self.lock().engine.shards {
+            sum.add(shard.counters());
+        }
+        sum
+    }
+
+    /// Clients that are connected.
+    pub fn session_count(&self) -> usize {
+        self.lock().sessions.len()
+    }
+}
+
+impl Inner {
+    fn receive(&mut self, frame: Vec<u8>) {
+        if is_arp(&frame) {
+            // Every shard has a neighbour table of its own.
+            let (first, others) = self.rx.split_at_mut(1);
+            others.iter_mut().for_each(|queue| queue.push_back(frame.clone()));
+            first[0].push_back(frame);
+            return;
+        }
+        let owner = wire::dest_qpn(&frame).map_or(0, engine::shard_of);
+        let owner = if owner < self.settings.shard_count { owner } else { 0 };
+        self.rx[usize::from(owner)].push_back(frame);
+    }
+
+    fn turn(&mut self) -> Turned {
+        if std::mem::take(&mut self.is_asleep) {
+            self.engine.shards.iter().for_each(Shard::announce_awake);
+        }
+        let mut is_busy = false;
+        for id in 0..self.engine.shards.len() {
+            is_busy |= self.turn_shard(id);
+        }
+        let waits =
+            self.engine.shards.iter().any(Shard::wants_transmit) && self.tx.len() < self.settings.tx_queue_frames;
+        let next_at = if is_busy || waits || self.rx.iter().any(|queue| !queue.is_empty()) {
+            self.engine.now.add_ns(self.settings.turn_ns)
+        } else {
+            self.fall_asleep()
+        };
+        Turned { is_busy, next_at }
+    }
+
+    /// Nothing to do: how long for. As a daemon's lcore does, it says so first and looks once more.
+    fn fall_asleep(&mut self) -> Time {
+        if !self.settings.is_polled {
+            let work = self.engine.shards.iter().filter(|shard| shard.announce_sleep()).count();
+            if work > 0 {
+                self.engine.shards.iter().for_each(Shard::announce_awake);
+                return self.engine.now.add_ns(self.settings.turn_ns);
+            }
+        }
+        self.is_asleep = true;
+        let due = self.engine.shards.iter().map(Shard::next_deadline).min().unwrap_or(Time::NEVER);
+        // A deadline that has passed already waits for the next turn like all else.
+        due.max(self.engine.now.add_ns(self.settings.turn_ns))
+    }
+
+    fn turn_shard(&mut self, id: usize) -> bool {
+        let Self { engine, rx, tx, settings, sessions, .. } = self;
+        let now = engine.now;
+        let shard = &mut engine.shards[id];
+        let received = rx[id].len().min(settings.rx_burst);
+        for frame in rx[id].drain(..received) {
+            shard.handle_frame(now, PORT, &frame);
+        }
+        let rung = shard.handle_doorbells(now);
+        let fired = shard.handle_timers(now);
+        let room = settings.tx_burst.min(settings.tx_queue_frames.saturating_sub(tx.len()));
+        let mut batch = VecBatch::new(room);
+        let flushed = shard.counters().flushed_wqes;
+        let sent = shard.poll_transmit(now, PORT, &mut batch);
+        let flushed = shard.counters().flushed_wqes - flushed;
+        while let Some(wake) = shard.poll_wake() {
+            wake.notify();
+        }
+        while let Some(event) = shard.poll_event() {
+            if let Some(session) = sessions.get_mut(&event.session) {
+                // The socket holds more events than any run makes.
+                let told = shm::socket::send(session.events.as_fd(), &event.event, &[]).is_ok();
+                session.event_count += u64::from(told);
+            }
+        }
+        let is_busy = received > 0 || rung || fired || sent > 0 || flushed > 0;
+        shard.count_turn(!is_busy);
+        for (dest, frame) in batch.take() {
+            match dest {
+                Dest::Wire => tx.push_back(frame),
+                Dest::Local { shard } => rx[usize::from(shard)].push_back(frame),
+            }
+        }
+        is_busy
+    }
+
+    fn close(&mut self, session: u32) {
+        self.is_called = true;
+        self.control.close_session(&mut self.engine, session);
+        self.sessions.remove(&session);
+    }
+}
+
+fn is_arp(frame: &[u8]) -> bool {
+    frame.get(12..14).is_some_and(|field| field == EtherType::ARP.0.to_be_bytes())
+}

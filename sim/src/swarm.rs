@@ -1,0 +1,237 @@
+//! Settings drawn from a seed. Each seed has a mix of its own: many faults are off, queues are short or long, some kinds of
+//! operation are missing. So a run explores a corner, and many runs the room.
+
+use engine::config::TransportConfig;
+use ferroce::{ConnectAttr, PathMtu, QpCap};
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use crate::app::{ConversationSettings, Incident, IncidentKind, Op, OpKind};
+use crate::host::HostSettings;
+use crate::link::{Faults, Flaps, LinkSettings};
+use crate::random::{Stream, StreamOf, chance, log_uniform, stream};
+use crate::run::RunSettings;
+use crate::world::WorldSettings;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+/// Bytes that one direction of a connection moves, about, before a seed is too long.
+const DIRECTION_BYTES: u32 = 4 << 20;
+/// Bytes of headers of a packet, generously.
+const HEADER_BYTES: u64 = 100;
+/// Margin between the longest round trip and the acknowledgement timeout.
+const TIMEOUT_FACTOR: u64 = 4;
+
+/// All settings of the run of a seed.
+pub fn draw(seed: u64) -> RunSettings {
+    let mut s = stream(seed, StreamOf::Settings);
+    let s = &mut s;
+    let link = draw_link(s);
+    let hosts = [draw_host(s), draw_host(s)];
+    let faults = [draw_faults(s, &link), draw_faults(s, &link)];
+    let count = s.random_range(1..=3);
+    let incident_at = s.random_ratio(2, 5).then(|| s.random_range(0..count));
+    let mut conversations: Vec<ConversationSettings> =
+        (0..count).map(|number| draw_conversation(s, link.mtu, incident_at == Some(number))).collect();
+    let round_trip_ns = longest_round_trip_ns(&link, &hosts, &conversations);
+    let most_delayed_ns = faults.iter().map(|f| f.spike_ns + f.reorder_ns).max().unwrap_or(0);
+    for conversation in &mut conversations {
+        let more = s.random_range(0..3);
+        conversation.attr.timeout = timeout_code(round_trip_ns * TIMEOUT_FACTOR) + more;
+    }
+    let timeout_ns = conversations.iter().map(|c| 4_096u64 << c.attr.timeout).max().unwrap_or(0);
+    RunSettings {
+        world: WorldSettings {
+            hosts,
+            link,
+            faults,
+            rules: [Vec::new(), Vec::new()],
+            conversations,
+            linger_ns: round_trip_ns + 2 * most_delayed_ns + MS,
+        },
+        safety_ns: s.random_range(MS..=2_000 * MS),
+        // All retries, and a neighbour that has to be asked for anew after it was given up.
+        settling_ns: 10 * timeout_ns + 20_000 * MS,
+    }
+}
+
+fn draw_link(s: &mut Stream) -> LinkSettings {
+    LinkSettings {
+        rate_mbps: *[10_000, 25_000, 100_000].choose(s).unwrap_or(&10_000),
+        delay_ns: *[500, 2 * US, 10 * US, 100 * US].choose(s).unwrap_or(&US),
+        jitter_ns: if s.random() { 0 } else { s.random_range(0..20 * US) },
+        mtu: *[1_500, 4_200, 9_000].choose(s).unwrap_or(&1_500),
+    }
+}
+
+fn draw_host(s: &mut Stream) -> HostSettings {
+    HostSettings {
+        shard_count: if s.random_ratio(1, 4) { 2 } else { 1 },
+        transport: TransportConfig {
+            window_packets: 1 << s.random_range(3..=8),
+            quantum_packets: s.random_range(1..=16),
+            ack_request_packets: s.random_range(1..=32),
+            flush_wqes: s.random_range(1..=256),
+            doorbell_words: s.random_range(1..=64),
+        },
+        rx_burst: s.random_range(1..=32),
+        tx_burst: s.random_range(1..=32),
+        tx_queue_frames: s.random_range(1..=256),
+        turn_ns: s.random_range(200..=2 * US),
+        is_polled: s.random(),
+    }
+}
+
+/// A chance of at most `most_ppm` and not too little to be met, and of nothing in every other case.
+fn maybe(s: &mut Stream, most_ppm: u32) -> u32 {
+    if s.random() { 0 } else { (most_ppm >> s.random_range(0..8)).max(1) }
+}
+
+fn draw_faults(s: &mut Stream, link: &LinkSettings) -> Faults {
+    if s.random_ratio(1, 6) {
+        return Faults::NONE;
+    }
+    let flap = Flaps { up_ns: s.random_range(MS..=200 * MS), down_ns: s.random_range(10 * US..=100 * MS) };
+    Faults {
+        loss_ppm: maybe(s, 100_000),
+        burst_start_ppm: maybe(s, 10_000),
+        burst_frames: s.random_range(2..=64),
+        duplicate_ppm: maybe(s, 100_000),
+        reorder_ppm: maybe(s, 100_000),
+        reorder_ns: s.random_range(1..=20 * link.delay_ns),
+        corrupt_ppm: maybe(s, 50_000),
+        truncate_ppm: maybe(s, 20_000),
+        spike_ppm: maybe(s, 2_000),
+        spike_ns: s.random_range(100 * US..=20 * MS),
+        flaps: s.random_ratio(1, 5).then_some(flap),
+    }
+}
+
+fn draw_conversation(s: &mut Stream, mtu: u16, has_incident: bool) -> ConversationSettings {
+    // Every path MTU that fits the link.
+    let fitting: Vec<PathMtu> =
+        PathMtu::ALL.into_iter().filter(|path| path.bytes() + HEADER_BYTES as u32 <= u32::from(mtu)).collect();
+    let message_bytes_max = *[64, 1_500, 9_000, 70_000, 400_000].choose(s).unwrap_or(&64);
+    let send_bytes_max = message_bytes_max.min(*[64, 5_000, 70_000].choose(s).unwrap_or(&64));
+    let cap = QpCap {
+        max_send_wr: s.random_range(1..=64),
+        max_recv_wr: s.random_range(1..=if send_bytes_max > 10_000 { 8 } else { 32 }),
+        max_send_sge: s.random_range(1..=8),
+        max_recv_sge: s.random_range(1..=8),
+        max_inline_data: *[0, 16, 220].choose(s).unwrap_or(&0),
+    };
+    let connection_count = s.random_range(1..=4);
+    let mix = draw_mix(s);
+    let flags = Flags { signal: s.random(), fence: s.random(), inline: s.random(), solicit: s.random() };
+    let longest = [message_bytes_max, send_bytes_max];
+    let mut ops = || -> [Vec<Op>; 2] { [draw_ops(s, &mix, &flags, longest), draw_ops(s, &mix, &flags, longest)] };
+    let ops: Vec<[Vec<Op>; 2]> = (0..connection_count).map(|_| ops()).collect();
+    let incident = has_incident.then(|| {
+        let side = s.random_range(0..2);
+        let kind = *IncidentKind::ALL.choose(s).unwrap_or(&IncidentKind::BadRkey);
+        Incident { kind, side, after_ops: s.random_range(0..=ops[0][side].len()) }
+    });
+    let rd_atomic = s.random_range(1..=16);
+    ConversationSettings {
+        hosts: *[[0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [0, 0]].choose(s).unwrap_or(&[0, 1]),
+        ops,
+        path_mtu: *fitting.choose(s).unwrap_or(&PathMtu::M256),
+        cap,
+        sq_sig_all: s.random_ratio(1, 5),
+        uses_srq: s.random_ratio(1, 3),
+        uses_one_cq: s.random(),
+        uses_channel: s.random_ratio(1, 3),
+        attr: ConnectAttr {
+            max_rd_atomic: rd_atomic,
+            max_dest_rd_atomic: rd_atomic,
+            retry_cnt: if s.random_ratio(1, 4) { s.random_range(0..7) } else { 7 },
+            rnr_retry: if s.random_ratio(1, 8) { s.random_range(0..7) } else { 7 },
+            min_rnr_timer: s.random_range(1..=14),
+            flow_label: if s.random() { 0 } else { s.random_range(0..1 << 20) },
+            traffic_class: s.random::<u8>() & !3,
+            ..ConnectAttr::default()
+        },
+        starts_near_wrap: s.random(),
+        message_bytes_max,
+        send_bytes_max,
+        recv_delay_ns: if s.random() { 0 } else { s.random_range(0..=3 * MS) },
+        step_delay_ns: s.random_range(100..=20 * US),
+        incident,
+        ends_by_flush: s.random_ratio(3, 4),
+    }
+}
+
+/// How likely each flag is, of a million.
+struct Flags {
+    signal: u32,
+    fence: u32,
+    inline: u32,
+    solicit: u32,
+}
+
+/// Kinds of operation, each as often as it is likely; never none.
+fn draw_mix(s: &mut Stream) -> Vec<OpKind> {
+    let mut mix = Vec::new();
+    for kind in OpKind::ALL {
+        let weight = if s.random() { 0 } else { s.random_range(1..=8) };
+        mix.extend(std::iter::repeat_n(kind, weight));
+    }
+    if mix.is_empty() {
+        mix.push(OpKind::Write);
+    }
+    mix
+}
+
+fn draw_ops(s: &mut Stream, mix: &[OpKind], flags: &Flags, [longest, longest_send]: [u32; 2]) -> Vec<Op> {
+    let bits = s.random_range(2..=10);
+    let most = s.random_range(1..=1u32 << bits);
+    let mut left = DIRECTION_BYTES;
+    let mut ops = Vec::new();
+    for _ in 0..most {
+        let kind = *mix.choose(s).unwrap_or(&OpKind::Write);
+        let longest = if kind.is_send() { longest_send } else { longest };
+        let length = log_uniform(s, longest);
+        if length > left {
+            break;
+        }
+        left -= length;
+        ops.push(Op {
+            signaled: chance(s, flags.signal % 1_000_000),
+            fence: chance(s, flags.fence % 1_000_000),
+            inline: chance(s, flags.inline % 1_000_000),
+            solicited: chance(s, flags.solicit % 1_000_000),
+            ..Op::new(kind, length)
+        });
+    }
+    ops
+}
+
+/// From the sending of a request to its answer, at worst: every queue full of everything that may be on its way.
+fn longest_round_trip_ns(
+    link: &LinkSettings,
+    hosts: &[HostSettings; 2],
+    conversations: &[ConversationSettings],
+) -> u64 {
+    let mut bytes = 0;
+    let mut packets = 0;
+    for conversation in conversations {
+        let window = hosts.iter().map(|host| u64::from(host.transport.window_packets)).max().unwrap_or(0);
+        let answers = u64::from(conversation.attr.max_rd_atomic)
+            * u64::from(conversation.message_bytes_max.div_ceil(conversation.path_mtu.bytes()).max(1));
+        let flying = (window + answers) * conversation.ops.len() as u64 * 2;
+        packets += flying;
+        bytes += flying * (u64::from(conversation.path_mtu.bytes()) + HEADER_BYTES);
+    }
+    let turn_ns = hosts.iter().map(|host| host.turn_ns).max().unwrap_or(0);
+    // At worst each turn moves one packet in, and another one out.
+    let burst = hosts.iter().map(|host| host.rx_burst.min(host.tx_burst)).min().unwrap_or(1) as u64;
+    2 * (link.delay_ns + link.jitter_ns)
+        + 2 * link.serialization_ns(bytes)
+        + 4 * turn_ns * packets / burst
+        + 8 * turn_ns
+}
+
+/// The shortest acknowledgement timeout that is at least `ns`.
+fn timeout_code(ns: u64) -> u8 {
+    (8..28).find(|&code| 4_096u64 << code >= ns).unwrap_or(28)
+}
