@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 stages=(fmt lint unit doc nodpdk asan sim fuzz e2e)
+# By hand: a release build of its own, and minutes under valgrind.
+slow_stages=(perf)
 target=${CARGO_TARGET_DIR:-$PWD/target}
 logs=$target/ci
 passed=0
@@ -83,6 +85,11 @@ stage_e2e() {
   for script in tests/e2e/*.sh; do
     check "$(basename "$script" .sh)" 180 env FERROCE_BIN_DIR="$target/sim" "${as_root[@]}" "$script"
   done
+}
+
+# Instructions of the hot paths against their budget.
+stage_perf() {
+  check callgrind 1800 scripts/callgrind
 }
 
 # check NAME LIMIT_S COMMAND...: a step that passes or fails as a whole.
@@ -178,7 +185,7 @@ stop() {
 }
 
 usage() {
-  echo "usage: scripts/ci.sh STAGE... | all     (stages: ${stages[*]})" >&2
+  echo "usage: scripts/ci.sh STAGE... | all     (stages: ${stages[*]}; not in all: ${slow_stages[*]})" >&2
   exit 2
 }
 
@@ -187,7 +194,7 @@ if [[ $* == all ]]; then
   set -- "${stages[@]}"
 fi
 for stage in "$@"; do
-  [[ " ${stages[*]} " == *" $stage "* ]] || usage
+  [[ " ${stages[*]} ${slow_stages[*]} " == *" $stage "* ]] || usage
 done
 trap stop INT TERM
 mkdir -p "$logs"

@@ -15,6 +15,8 @@ use crate::segment::BlockAddress;
 
 /// Largest encoded message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Bytes that one request faults in at most: some tens of milliseconds, so that no client keeps others waiting for long.
+pub const POPULATE_BYTES_MAX: u64 = 64 << 20;
 /// File descriptors that may ride on one message.
 pub const FDS_MAX: usize = 4;
 
@@ -47,10 +49,17 @@ pub enum Request {
         /// The domain.
         pd: u32,
     },
-    /// Maps a sealed memfd (which rides along) into the daemon: [`Reply::Handle`]. All of it is faulted in.
+    /// Maps a sealed memfd (which rides along) into the daemon: [`Reply::Handle`]. Its first [`POPULATE_BYTES_MAX`] bytes are
+    /// faulted in; [`Request::PopulateMemory`] does the rest.
     AttachMemory {
         /// Bytes to map, from the file's start.
         bytes: u64,
+    },
+    /// Faults the next [`POPULATE_BYTES_MAX`] bytes of attached memory in: [`Reply::Populated`]. Regions may lie only in what is
+    /// faulted in.
+    PopulateMemory {
+        /// The memory.
+        memory: u32,
     },
     /// Unmaps memory that no region uses.
     DetachMemory {
@@ -217,6 +226,11 @@ pub enum Reply {
     Gids(Vec<GidEntry>),
     /// The handle of a new object.
     Handle(u32),
+    /// How much of attached memory is faulted in.
+    Populated {
+        /// Bytes from its start.
+        bytes: u64,
+    },
     /// A new region.
     Mr {
         /// Key for SGEs; also what `DeregMr` takes.

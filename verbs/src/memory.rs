@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use shm::control::{Reply, Request};
+use shm::control::{POPULATE_BYTES_MAX, Reply, Request};
 use shm::mapping::{Mapping, PageSize};
 
 use crate::context::RemoteObject;
@@ -47,6 +47,13 @@ impl MemoryPool {
             _ => return Err(VerbsError::UnexpectedReply { request: "AttachMemory" }),
         };
         let remote = RemoteObject::new(&context.0, Request::DetachMemory { memory });
+        let mut populated = POPULATE_BYTES_MAX;
+        while populated < mapping.bytes() {
+            populated = match context.0.call_with(&Request::PopulateMemory { memory }, &[])? {
+                (Reply::Populated { bytes }, _) if bytes > populated => bytes,
+                _ => return Err(VerbsError::UnexpectedReply { request: "PopulateMemory" }),
+            };
+        }
         Ok(Self(Arc::new(PoolInner { remote, memory, mapping })))
     }
 

@@ -49,6 +49,12 @@ impl Control {
                 format!("a region of {length} bytes at offset {offset} does not lie in memory of {bytes} bytes");
             return refuse(errno::EINVAL, message);
         }
+        let populated = attached.populated_bytes;
+        if offset + length > populated {
+            let message =
+                format!("only the first {populated} bytes of memory {memory} are faulted in: PopulateMemory does more");
+            return refuse(errno::EINVAL, message);
+        }
         let key = self.draw_key(session.mrs.len())?;
         let entry = MrEntry {
             key,

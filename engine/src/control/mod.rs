@@ -179,6 +179,7 @@ impl Control {
             Request::AllocPd => self.alloc_pd(session)?,
             Request::DeallocPd { pd } => session.dealloc_pd(pd)?,
             Request::AttachMemory { bytes } => session.attach_memory(fds.pop(), bytes)?,
+            Request::PopulateMemory { memory } => session.populate_memory(memory)?,
             Request::DetachMemory { memory } => session.detach_memory(memory)?,
             Request::RegMr { pd, memory, offset, addr, length, access } => {
                 let range = memory::Range { memory, offset, addr, length };

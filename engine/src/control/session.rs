@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use shm::control::Reply;
-use shm::mapping::Mapping;
+use shm::control::{POPULATE_BYTES_MAX, Reply};
+use shm::mapping::{MapError, Mapping};
 use shm::segment::{Block, BlockAddress, SegmentAllocator};
 use shm::wake::{Notifier, channel};
 
@@ -16,7 +16,24 @@ use crate::slab::IndexAllocator;
 /// Attached memory.
 pub(super) struct Memory {
     pub(super) mapping: Arc<Mapping>,
+    /// Faulted in, from its start.
+    pub(super) populated_bytes: u64,
     pub(super) users: u32,
+}
+
+impl Memory {
+    /// Faults the next piece in.
+    fn populate(&mut self) -> Result<(), Refusal> {
+        let bytes = (self.mapping.bytes() - self.populated_bytes).min(POPULATE_BYTES_MAX);
+        self.mapping.populate(self.populated_bytes, bytes).or_else(refuse_mapping)?;
+        self.populated_bytes += bytes;
+        Ok(())
+    }
+}
+
+fn refuse_mapping<T>(error: MapError) -> Result<T, Refusal> {
+    let errno = if matches!(error, MapError::Os { .. }) { errno::ENOMEM } else { errno::EINVAL };
+    refuse(errno, error.to_string())
 }
 
 /// A registered region, by its key.
@@ -185,19 +202,23 @@ impl Session {
                 format!("{bytes} bytes are more than the {left} that are left of the session's limit of {limit}");
             return refuse(errno::ENOMEM, message);
         }
-        let mapped = Mapping::attach(fd, bytes).and_then(|mapping| {
-            mapping.populate(0, bytes)?;
-            Ok(mapping)
-        });
-        let mapping = match mapped {
-            Ok(mapping) => Arc::new(mapping),
-            Err(error @ shm::mapping::MapError::Os { .. }) => return refuse(errno::ENOMEM, error.to_string()),
-            Err(error) => return refuse(errno::EINVAL, error.to_string()),
-        };
+        let mapping = Mapping::attach(fd, bytes).or_else(refuse_mapping)?;
+        let mut memory = Memory { mapping: Arc::new(mapping), populated_bytes: 0, users: 0 };
+        memory.populate()?;
         let handle = self.handle();
         self.memory_bytes += bytes;
-        self.memories.insert(handle, Memory { mapping, users: 0 });
+        self.memories.insert(handle, memory);
         Ok(Reply::Handle(handle))
+    }
+
+    pub(super) fn populate_memory(&mut self, handle: u32) -> Result<Reply, Refusal> {
+        match self.memories.get_mut(&handle) {
+            None => refuse(errno::EINVAL, format!("memory {handle} does not exist")),
+            Some(memory) => {
+                memory.populate()?;
+                Ok(Reply::Populated { bytes: memory.populated_bytes })
+            }
+        }
     }
 
     pub(super) fn detach_memory(&mut self, handle: u32) -> Result<Reply, Refusal> {

@@ -446,3 +446,21 @@ fn memory_of_a_region_is_held_until_it_is_deregistered() {
     assert_eq!((pair.failures(0), pair.read(0, 0, 10)), (vec![done(1)], b"still here".to_vec()));
     assert_eq!(pair.ask(1, Request::DeregMr { lkey }), Reply::Done);
 }
+
+#[test]
+fn a_region_lies_only_in_memory_that_is_faulted_in() {
+    let mut pair = Pair::new(Connect::default());
+    let (session, pd) = (pair.clients[0].session, pair.clients[0].pd);
+    let bytes = shm::control::POPULATE_BYTES_MAX + 4096;
+    let memory = shm::mapping::Mapping::create(c"large", bytes, shm::mapping::PageSize::Base).unwrap();
+    let fd = memory.fd().try_clone_to_owned().unwrap();
+    let (reply, _) = pair.hosts[0].request(session, Request::AttachMemory { bytes }, vec![fd]);
+    let Reply::Handle(memory) = reply else { panic!("{reply:?}") };
+    let access = shm::attr::AccessFlags::LOCAL_WRITE;
+    let all = Request::RegMr { pd, memory, offset: 0, addr: 0, length: bytes, access };
+    let sentence = format!("only the first 67108864 bytes of memory {memory} are faulted in: PopulateMemory does more");
+    refused(&mut pair, all.clone(), EINVAL, &sentence);
+    assert_eq!(pair.ask(0, Request::PopulateMemory { memory }), Reply::Populated { bytes });
+    assert!(matches!(pair.ask(0, all), Reply::Mr { .. }));
+    refused(&mut pair, Request::PopulateMemory { memory: 99 }, EINVAL, "memory 99 does not exist");
+}

@@ -184,6 +184,12 @@ impl Client {
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let request = Request::AttachMemory { bytes: memory.bytes() };
         let Reply::Handle(attached) = host.request(session, request, vec![fd]).0 else { panic!() };
+        let mut populated = 0;
+        while populated < memory.bytes() {
+            let request = Request::PopulateMemory { memory: attached };
+            let Reply::Populated { bytes } = host.request(session, request, vec![]).0 else { panic!() };
+            populated = bytes;
+        }
         let access = AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_READ
