@@ -156,8 +156,6 @@ struct Inner {
     control: Control,
     events: BTreeMap<u32, EventSocket>,
     counters: LcoreCounters,
-    /// Nobody sleeps on it, yet clients get a copy as with any engine.
-    wake: Arc<WakeFd>,
     ports: Vec<OpenPort>,
 }
 
@@ -176,8 +174,7 @@ impl PolledNode {
         let Assembly { config, mut lcores, ports } = Assembly::new(config, ports, 1, clock, Vec::new())?;
         let lcore = lcores.pop().ok_or(EngineError::LcoreCount(0))?;
         let control = Control::new(config, entropy(), lcore.now());
-        let wake = Arc::new(WakeFd::new()?);
-        let inner = Inner { lcore, control, events: BTreeMap::new(), counters: LcoreCounters::default(), wake, ports };
+        let inner = Inner { lcore, control, events: BTreeMap::new(), counters: LcoreCounters::default(), ports };
         Ok(Self(Arc::new(Shared { eal, inner: Mutex::new(inner), companion: OnceLock::new() })))
     }
 
@@ -256,7 +253,6 @@ impl Inner {
 struct Direct<'a> {
     shard: &'a mut Shard,
     now: Time,
-    wake: &'a Arc<WakeFd>,
 }
 
 impl Shards for Direct<'_> {
@@ -265,8 +261,9 @@ impl Shards for Direct<'_> {
         if shard == 0 { self.shard.command(self.now, command) } else { ShardAnswer::Missing }
     }
 
-    fn wake_fd(&self, _: u8) -> Arc<WakeFd> {
-        Arc::clone(self.wake)
+    fn client_wake(&self, _: u8) -> std::io::Result<OwnedFd> {
+        // Nobody sleeps on it, yet clients get one as with any engine.
+        Ok(WakeFd::new()?.into())
     }
 }
 
@@ -280,9 +277,9 @@ impl Endpoint for PolledEndpoint {
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), CallError> {
         let fds = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<Vec<_>, _>>()?;
         let mut inner = self.node.lock();
-        let Inner { lcore, control, events, counters, wake, ports } = &mut *inner;
+        let Inner { lcore, control, events, counters, ports } = &mut *inner;
         let now = lcore.now();
-        let mut shards = Direct { shard: lcore.shard(), now, wake };
+        let mut shards = Direct { shard: lcore.shard(), now };
         let more_stats = |stats: &mut Stats| {
             stats.groups.push(("lcore 0".to_owned(), counters.entries()));
             add_device_stats(ports, stats);
@@ -307,9 +304,9 @@ impl Drop for PolledEndpoint {
     fn drop(&mut self) {
         // After a panic of the engine there is nothing to close, and no second panic to be had.
         let Ok(mut inner) = self.node.inner.lock() else { return };
-        let Inner { lcore, control, events, wake, .. } = &mut *inner;
+        let Inner { lcore, control, events, .. } = &mut *inner;
         let now = lcore.now();
-        control.close_session(&mut Direct { shard: lcore.shard(), now, wake }, self.session);
+        control.close_session(&mut Direct { shard: lcore.shard(), now }, self.session);
         events.remove(&self.session);
     }
 }

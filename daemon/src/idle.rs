@@ -1,6 +1,6 @@
 //! What an lcore does when there is nothing to do.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
@@ -34,6 +34,8 @@ const CROWDED_SPIN_NS: u64 = 2_000;
 const SLEEP_NS: u64 = 200_000;
 /// ... longer and longer up to this if nothing comes.
 const SLEEP_NS_MAX: u64 = 1_000_000;
+/// Rings and frames that one look takes: what is left ends the next sleep, no more.
+const EVENTS_MAX: usize = 64;
 
 /// What [`Idle::advise`] tells an lcore to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,25 +103,52 @@ impl Idle {
     }
 }
 
-/// Where an lcore sleeps until its eventfd is written, or a frame comes to an interface that it shares with the kernel.
+/// What ends an lcore's sleep: an eventfd that this process alone has, and one for each client.
 ///
-/// The eventfd is never read: clients share it, and one of them could make the read block. An edge-triggered epoll tells of
-/// each write once, and costs the same two system calls.
+/// No eventfd is read: an edge-triggered epoll tells of each write once, and costs the same two system calls.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    epoll: Epoll,
+    own: WakeFd,
+}
+
+impl Alarm {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let alarm = Self { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, own: WakeFd::new()? };
+        alarm.watch(&alarm.own)?;
+        Ok(alarm)
+    }
+
+    /// Ends the sleep.
+    pub(crate) fn ring(&self) {
+        self.own.wake();
+    }
+
+    /// An eventfd for one client. The client can make it useless or block on it, and harms nobody but itself: nobody else has it.
+    /// The epoll forgets it when its last copy is closed.
+    pub(crate) fn client_wake(&self) -> std::io::Result<OwnedFd> {
+        let wake = WakeFd::new()?;
+        self.watch(&wake)?;
+        Ok(wake.into())
+    }
+
+    fn watch(&self, fd: impl AsFd) -> std::io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))?)
+    }
+}
+
+/// Where an lcore sleeps until its alarm rings, or a frame comes to an interface that it shares with the kernel.
 #[derive(Debug)]
 pub(crate) struct Bed {
-    epoll: Epoll,
-    /// Registered in `epoll`, as are the taps.
-    _wake: Arc<WakeFd>,
+    alarm: Arc<Alarm>,
+    /// Watched by the alarm.
     taps: Vec<PacketTap>,
 }
 
 impl Bed {
-    pub(crate) fn new(wake: Arc<WakeFd>, taps: Vec<PacketTap>) -> std::io::Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let event = || EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0);
-        epoll.add(wake.as_ref(), event())?;
-        taps.iter().try_for_each(|tap| epoll.add(tap, event()))?;
-        Ok(Self { epoll, _wake: wake, taps })
+    pub(crate) fn new(alarm: Arc<Alarm>, taps: Vec<PacketTap>) -> std::io::Result<Self> {
+        taps.iter().try_for_each(|tap| alarm.watch(tap))?;
+        Ok(Self { alarm, taps })
     }
 
     /// Forgets the frames that have come while the lcore was awake. Before its last look at the ports.
@@ -130,9 +159,9 @@ impl Bed {
         }
     }
 
-    /// Sleeps `timeout_ns` at most; true if the eventfd was written or a frame came since the last look.
+    /// Sleeps `timeout_ns` at most; true if the alarm rang or a frame came since the last look.
     pub(crate) fn sleep(&self, timeout_ns: u64) -> bool {
-        let mut fds = [PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.alarm.epoll.0.as_fd(), PollFlags::POLLIN)];
         let timeout = TimeSpec::nanoseconds(i64::try_from(timeout_ns).unwrap_or(i64::MAX));
         // A signal that interrupts is as good as a timeout.
         let woken = ppoll(&mut fds, Some(timeout), None).is_ok_and(|ready| ready > 0);
@@ -143,7 +172,7 @@ impl Bed {
     }
 
     fn collect(&self) {
-        let _told = self.epoll.wait(&mut [EpollEvent::empty(); 9], EpollTimeout::ZERO);
+        let _told = self.alarm.epoll.wait(&mut [EpollEvent::empty(); EVENTS_MAX], EpollTimeout::ZERO);
     }
 }
 
@@ -183,14 +212,33 @@ mod tests {
 
     #[test]
     fn a_write_ends_the_sleep_and_is_told_once() {
-        let wake = Arc::new(WakeFd::new().unwrap());
-        let bed = Bed::new(Arc::clone(&wake), Vec::new()).unwrap();
+        let alarm = Arc::new(Alarm::new().unwrap());
+        let bed = Bed::new(Arc::clone(&alarm), Vec::new()).unwrap();
         assert!(!bed.sleep(1_000));
-        wake.wake();
-        wake.wake();
+        alarm.ring();
+        alarm.ring();
         assert!(bed.sleep(10_000_000_000));
         assert!(!bed.sleep(1_000));
-        wake.wake();
+        alarm.ring();
         assert!(bed.sleep(10_000_000_000));
+    }
+
+    #[test]
+    fn a_client_that_makes_its_eventfd_block_silences_nobody_else() {
+        use nix::fcntl::{FcntlArg, OFlag, fcntl};
+        use nix::unistd::write;
+        let alarm = Arc::new(Alarm::new().unwrap());
+        let bed = Bed::new(Arc::clone(&alarm), Vec::new()).unwrap();
+        let (evil, good) = (alarm.client_wake().unwrap(), alarm.client_wake().unwrap());
+        write(&evil, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl(&evil, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+        assert!(bed.sleep(10_000_000_000));
+        // Neither of these blocks.
+        alarm.ring();
+        assert!(bed.sleep(10_000_000_000));
+        write(&good, &1_u64.to_ne_bytes()).unwrap();
+        assert!(bed.sleep(10_000_000_000));
+        drop(evil);
+        assert!(!bed.sleep(1_000), "a client that goes rings no more");
     }
 }

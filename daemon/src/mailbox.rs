@@ -1,5 +1,6 @@
 //! What an lcore and the control thread share: commands and answers, events, counters, and the way to wake the lcore.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -10,6 +11,8 @@ use crossbeam::queue::ArrayQueue;
 use engine::command::{Answer, Command, Shards};
 use engine::{Event, Shard, Time};
 use shm::wake::WakeFd;
+
+use crate::idle::Alarm;
 
 /// Events that an lcore may have under way to the control thread. What does not fit stays with the shard, which counts what it loses.
 const EVENTS_MAX: usize = 1024;
@@ -84,8 +87,8 @@ pub(crate) struct Mailbox {
     commands: ArrayQueue<Command>,
     answers: ArrayQueue<Answer>,
     events: ArrayQueue<Event>,
-    /// Wakes the lcore; clients have copies.
-    wake: Arc<WakeFd>,
+    /// Wakes the lcore.
+    alarm: Arc<Alarm>,
     /// Wakes the control thread.
     control: Arc<WakeFd>,
     pub(crate) counters: crossbeam::utils::CachePadded<LcoreCounters>,
@@ -102,15 +105,15 @@ impl Mailbox {
             commands: ArrayQueue::new(1),
             answers: ArrayQueue::new(1),
             events: ArrayQueue::new(EVENTS_MAX),
-            wake: Arc::new(WakeFd::new()?),
+            alarm: Arc::new(Alarm::new()?),
             control,
             counters: LcoreCounters::default().into(),
         })
     }
 
-    /// The lcore's eventfd.
-    pub(crate) fn wake_fd(&self) -> &Arc<WakeFd> {
-        &self.wake
+    /// What wakes the lcore.
+    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
     }
 
     /// Lcore: true if [`Mailbox::serve`] has something to do.
@@ -169,7 +172,7 @@ impl Mailbox {
         // PAIRS WITH: the fence in `announce_sleep`.
         fence(SeqCst);
         if self.sleeping.load(Relaxed) {
-            self.wake.wake();
+            self.alarm.ring();
         }
     }
 
@@ -220,14 +223,15 @@ impl Shards for Mailboxes {
         self.0.get(usize::from(shard)).map_or(Answer::Missing, |mailbox| mailbox.command(command))
     }
 
-    fn wake_fd(&self, shard: u8) -> Arc<WakeFd> {
-        Arc::clone(self.0[usize::from(shard)].wake_fd())
+    fn client_wake(&self, shard: u8) -> std::io::Result<OwnedFd> {
+        self.0[usize::from(shard)].alarm.client_wake()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idle::Bed;
 
     fn mailbox() -> Mailbox {
         Mailbox::new(Arc::new(WakeFd::new().unwrap())).unwrap()
@@ -236,14 +240,15 @@ mod tests {
     #[test]
     fn a_sleeping_lcore_is_woken_and_a_busy_one_is_not() {
         let mailbox = mailbox();
+        let bed = Bed::new(Arc::clone(mailbox.alarm()), Vec::new()).unwrap();
         mailbox.wake_if_asleep();
-        assert!(!mailbox.wake.drain());
+        assert!(!bed.sleep(1_000));
         mailbox.announce_sleep();
         mailbox.wake_if_asleep();
-        assert!(mailbox.wake.drain());
+        assert!(bed.sleep(1_000));
         mailbox.announce_awake();
         mailbox.wake_if_asleep();
-        assert!(!mailbox.wake.drain());
+        assert!(!bed.sleep(1_000));
     }
 
     #[test]

@@ -19,14 +19,39 @@ use crate::port::OpenPort;
 use crate::session::{Answer, EventSocket, add_device_stats, answer, entropy, set_nonblocking};
 use crate::threads::Lcores;
 
-/// Clients over the limit that may wait for the sentence that says so; more are disconnected without one.
+/// Clients over the limit that may wait for the sentence that says so; the oldest of more are disconnected without one.
 const TURNED_AWAY_MAX: usize = 32;
 /// How long nobody is accepted after the operating system refused (too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Clients that are accepted in a row.
+const ACCEPTS_MAX: usize = 64;
+/// From one warning about a client to the next.
+const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
+
 /// Errnos of refusals.
 const EAGAIN: i32 = 11;
 const EPROTO: i32 = 71;
+
+/// Warnings about what clients do: one in [`COMPLAINT_PAUSE`], so that no client fills the log.
+#[derive(Debug, Default)]
+struct Complaints {
+    next: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Complaints {
+    /// If it is time for the next one, how many were left out before it.
+    fn take(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        if self.next.is_some_and(|next| now < next) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.next = Some(now + COMPLAINT_PAUSE);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
 
 /// A connected client.
 #[derive(Debug)]
@@ -53,6 +78,7 @@ pub(crate) struct Server {
     lcores: Lcores,
     ports: Vec<OpenPort>,
     clock: Clock,
+    complaints: Complaints,
     /// A message.
     buffer: Vec<u8>,
 }
@@ -89,6 +115,7 @@ impl Server {
             lcores,
             ports,
             clock,
+            complaints: Complaints::default(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
         }
     }
@@ -105,18 +132,18 @@ impl Server {
             if ready.stop {
                 break;
             }
+            for place in ready.turned_away.into_iter().rev() {
+                let (socket, sentence) = self.turned_away.remove(place);
+                // A socket that is closed with something unread resets the connection, and the sentence would be lost.
+                let _hello = socket::receive(socket.as_fd(), &mut self.buffer);
+                Self::send(&mut self.complaints, &socket, &Answer::refused(EAGAIN, sentence));
+            }
             if ready.wake {
                 self.wake.drain();
                 self.deliver_events();
                 while let Some(socket) = self.incoming.pop() {
                     self.admit(socket);
                 }
-            }
-            for place in ready.turned_away.into_iter().rev() {
-                let (socket, sentence) = self.turned_away.swap_remove(place);
-                // A socket that is closed with something unread resets the connection, and the sentence would be lost.
-                let _hello = socket::receive(socket.as_fd(), &mut self.buffer);
-                self.send(&socket, &Answer::refused(EAGAIN, sentence));
             }
             for session in ready.clients {
                 if !self.serve(session) {
@@ -163,9 +190,9 @@ impl Server {
         Ok(Ready { stop, wake, listener, clients, turned_away })
     }
 
-    /// Takes every connection that waits.
+    /// Takes connections that wait, so many at a time that the clients that are in get their turn.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS_MAX {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
                 Ok(Some(socket)) => self.admit(socket),
@@ -192,10 +219,14 @@ impl Server {
                 self.clients.insert(session, Client { socket, events: None });
             }
             Err(sentence) => {
-                tracing::warn!(pid, uid, "a client is turned away: {sentence}");
-                if self.turned_away.len() < TURNED_AWAY_MAX {
-                    self.turned_away.push((socket, sentence));
+                if let Some(unsaid) = self.complaints.take() {
+                    tracing::warn!(pid, uid, unsaid, "a client is turned away: {sentence}");
                 }
+                // Whoever says hello is answered at once: the one that has waited longest is the least likely to.
+                if self.turned_away.len() >= TURNED_AWAY_MAX {
+                    self.turned_away.remove(0);
+                }
+                self.turned_away.push((socket, sentence));
             }
         }
     }
@@ -234,27 +265,31 @@ impl Server {
             client.events = events;
         }
         let Some(client) = self.clients.get(&session) else { return false };
-        self.send(&client.socket, &answer)
+        Self::send(&mut self.complaints, &client.socket, &answer)
     }
 
     /// What came is no request: the client does not speak our language, and the session ends.
-    fn reject(&self, session: u32) -> bool {
-        tracing::warn!(session, "a client sent what is no request, and is disconnected");
+    fn reject(&mut self, session: u32) -> bool {
+        if let Some(unsaid) = self.complaints.take() {
+            tracing::warn!(session, unsaid, "a client sent what is no request, and is disconnected");
+        }
         if let Some(client) = self.clients.get(&session) {
             let sentence = "the daemon can't understand the request: is the client of another version?";
-            self.send(&client.socket, &Answer::refused(EPROTO, sentence.to_owned()));
+            Self::send(&mut self.complaints, &client.socket, &Answer::refused(EPROTO, sentence.to_owned()));
         }
         false
     }
 
     /// Sends an answer without waiting. False if the client does not take it.
-    fn send(&self, socket: &OwnedFd, answer: &Answer) -> bool {
+    fn send(complaints: &mut Complaints, socket: &OwnedFd, answer: &Answer) -> bool {
         let fds: Vec<BorrowedFd<'_>> = answer.fds.iter().map(AsFd::as_fd).collect();
         match socket::send(socket.as_fd(), &answer.reply, &fds) {
             Ok(()) => true,
             Err(CallError::Disconnected) => false,
             Err(error) => {
-                tracing::warn!("a client does not take its answer, and is disconnected: {error}");
+                if let Some(unsaid) = complaints.take() {
+                    tracing::warn!(unsaid, "a client does not take its answer, and is disconnected: {error}");
+                }
                 false
             }
         }

@@ -137,7 +137,7 @@ impl Lcores {
         let mut running = Self { mailboxes: Mailboxes(mailboxes), threads: Vec::new() };
         for (index, (lcore, &core)) in lcores.into_iter().zip(&setup.cores).enumerate() {
             let mailboxes = Arc::clone(&running.mailboxes.0);
-            let bed = Bed::new(Arc::clone(mailboxes[index].wake_fd()), taps(setup.idle, &ports))?;
+            let bed = Bed::new(Arc::clone(mailboxes[index].alarm()), taps(setup.idle, &ports))?;
             let (ready, is_ready) = mpsc::channel();
             let thread = LcoreThread { eal, core, idle: setup.idle, index, mailboxes, bed };
             let thread =

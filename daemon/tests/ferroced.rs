@@ -114,6 +114,10 @@ fn clients_over_the_limit_are_told_so() {
     });
     let Err(second) = Context::connect(daemon.socket()) else { panic!("a second client is refused") };
     assert!(second.to_string().contains("max_session"), "{second}");
+    // Clients that connect and say nothing keep nobody from being told.
+    let _silent: Vec<_> = (0..40).map(|_| daemon.connect_raw()).collect();
+    let Err(second) = Context::connect(daemon.socket()) else { panic!("a second client is refused") };
+    assert!(second.to_string().contains("max_session"), "{second}");
     drop(first);
     wait_until("room again", || Context::connect(daemon.socket()).is_ok());
 }

@@ -1,12 +1,11 @@
 //! What the control side asks of a shard. Objects are made by the control side and handed over in boxes, so that a lcore
 //! neither allocates nor frees: what it removes goes back in the answer.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 
 use shm::attr::{QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
-use shm::wake::WakeFd;
 
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
@@ -145,6 +144,10 @@ pub trait Shards {
     /// Has a shard execute a command, and waits for it.
     fn command(&mut self, shard: u8, command: Command) -> Answer;
 
-    /// The eventfd that wakes a shard from sleep; clients get a copy.
-    fn wake_fd(&self, shard: u8) -> Arc<WakeFd>;
+    /// An eventfd by which a client wakes a shard from sleep. Where clients need not trust each other, each gets one of its own
+    /// ([`shm::wake`]).
+    ///
+    /// # Errors
+    /// What the operating system says: too many open files.
+    fn client_wake(&self, shard: u8) -> std::io::Result<OwnedFd>;
 }

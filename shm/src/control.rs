@@ -49,7 +49,8 @@ pub enum Request {
         /// The domain.
         pd: u32,
     },
-    /// Maps a sealed memfd (which rides along) into the daemon: [`Reply::Handle`]. Its first [`POPULATE_BYTES_MAX`] bytes are
+    /// Maps a sealed memfd (which rides along) into the daemon: [`Reply::Handle`]. It must have all its pages, and the daemon
+    /// seals it so that it keeps them ([`crate::mapping::Mapping::keep_pages`]). Its first [`POPULATE_BYTES_MAX`] bytes are
     /// faulted in; [`Request::PopulateMemory`] does the rest.
     AttachMemory {
         /// Bytes to map, from the file's start.
@@ -261,7 +262,7 @@ pub enum Reply {
         block: BlockAddress,
     },
     /// A new QP. Segments that the client has not seen yet ride along, lowest number first; then, for the first QP on a shard,
-    /// the shard's wake eventfd.
+    /// an eventfd of the client's own that wakes the shard.
     Qp {
         /// Its number.
         qpn: u32,

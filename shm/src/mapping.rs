@@ -11,8 +11,12 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
+use nix::unistd::{Whence, lseek};
 
 use crate::copy_crc;
+
+/// Unit of `st_blocks`.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Why memory could not be made or mapped.
 #[derive(thiserror::Error, Debug)]
@@ -25,6 +29,9 @@ pub enum MapError {
         "the file is not sealed against shrinking: make it with memfd_create(MFD_ALLOW_SEALING) and add F_SEAL_SHRINK"
     )]
     NotSealed,
+    /// The file can't be mapped for writing.
+    #[error("the file is sealed against writing (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE): it can be attached only once")]
+    SealedForWriting,
     /// The file is shorter than the mapping.
     #[error("the file has {file_bytes} bytes, fewer than the {wanted_bytes} to be mapped")]
     TooShort {
@@ -33,6 +40,14 @@ pub enum MapError {
         /// What there is.
         file_bytes: u64,
     },
+    /// Pages of the file are missing: whoever touches one first would have to have memory for it.
+    #[error("of the file's first {0} bytes not all are in memory: fill it before it is attached")]
+    Holes(u64),
+    /// Pages of the file could be taken away, and no seal can be added against it.
+    #[error(
+        "the file's seals are sealed (F_SEAL_SEAL) without F_SEAL_FUTURE_WRITE, which keeps its pages from being removed"
+    )]
+    Removable,
     /// The operating system refused.
     #[error("{call} of {bytes} bytes: {source}")]
     Os {
@@ -76,7 +91,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes zeroed memory of `bytes` bytes, sealed against shrinking and growing, and maps it.
+    /// Makes zeroed memory of `bytes` bytes, sealed against shrinking and growing, and maps it. Other seals can be added:
+    /// [`Mapping::keep_pages`].
     ///
     /// # Errors
     /// [`MapError::Os`] when there is not enough memory (or no hugepage) or too many files are open.
@@ -92,7 +108,7 @@ impl Mapping {
         let fd = memfd_create(name, flags).map_err(os("memfd_create"))?;
         let length = i64::try_from(bytes).map_err(|_| MapError::BadSize(bytes))?;
         nix::unistd::ftruncate(&fd, length).map_err(os("ftruncate"))?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(os("fcntl(F_ADD_SEALS)"))?;
         Self::map(fd, bytes)
     }
@@ -101,11 +117,16 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MapError::NotSealed`] unless the file is a memfd that can't shrink: a truncation would kill us by SIGBUS.
+    /// [`MapError::SealedForWriting`] if it is that as well.
     /// [`MapError::TooShort`] if it has fewer bytes.
     pub fn attach(fd: OwnedFd, bytes: u64) -> Result<Self, MapError> {
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(|_| MapError::NotSealed)?;
-        if !SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK) {
+        let seals = SealFlag::from_bits_truncate(seals);
+        if !seals.contains(SealFlag::F_SEAL_SHRINK) {
             return Err(MapError::NotSealed);
+        }
+        if seals.intersects(SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE) {
+            return Err(MapError::SealedForWriting);
         }
         let stat = fstat(&fd).map_err(|source| MapError::Os { call: "fstat", bytes, source })?;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
@@ -113,6 +134,32 @@ impl Mapping {
             return Err(MapError::TooShort { wanted_bytes: bytes, file_bytes });
         }
         Self::map(fd, bytes)
+    }
+
+    /// Seals the file so that nobody can take pages from it, and checks that all pages of the mapping are there: a page that
+    /// is missing is one that we would pay for when it is touched, or be killed for if there is none. From now on the file
+    /// can't be mapped anew for writing; mappings that exist stay as they are.
+    ///
+    /// # Errors
+    /// [`MapError::Removable`], [`MapError::Holes`].
+    pub fn keep_pages(&self) -> Result<(), MapError> {
+        let os = |call| move |source| MapError::Os { call, bytes: self.bytes(), source };
+        // Fewer pages than that are a mistake, which need not cost the file: this does not see which pages they are.
+        let stat = fstat(&self.fd).map_err(os("fstat"))?;
+        if u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK_BYTES) < self.bytes() {
+            return Err(MapError::Holes(self.bytes()));
+        }
+        fcntl(&self.fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_FUTURE_WRITE)).map_err(|errno| match errno {
+            nix::Error::EPERM => MapError::Removable,
+            _ => os("fcntl(F_ADD_SEALS)")(errno),
+        })?;
+        // Only behind the seal does the answer stay true. (In hugetlb memory no hole is found; nobody is killed for one either.)
+        let hole = lseek(&self.fd, 0, Whence::SeekHole).map_err(os("lseek(SEEK_HOLE)"))?;
+        if u64::try_from(hole).is_ok_and(|hole| hole >= self.bytes()) {
+            Ok(())
+        } else {
+            Err(MapError::Holes(self.bytes()))
+        }
     }
 
     fn map(fd: OwnedFd, bytes: u64) -> Result<Self, MapError> {
@@ -128,7 +175,8 @@ impl Mapping {
     /// Faults every page of a range in, so that no page fault happens later on the data path.
     ///
     /// # Errors
-    /// [`MapError::Os`] when there is no memory for it; nothing is killed.
+    /// [`MapError::Os`] when there is no memory for it. Ordinary pages are a matter of the system's memory as a whole: when
+    /// that runs out, the kernel kills somebody.
     pub fn populate(&self, offset: u64, bytes: u64) -> Result<(), MapError> {
         const PAGE: u64 = 4096;
         if bytes == 0 {
@@ -361,5 +409,44 @@ mod tests {
         let ours = Mapping::create(c"test", 4096, PageSize::Base).unwrap();
         let fd = ours.fd().try_clone_to_owned().unwrap();
         assert!(matches!(Mapping::attach(fd, 8192), Err(MapError::TooShort { .. })));
+    }
+
+    #[test]
+    fn memory_that_is_kept_has_all_its_pages_and_loses_none() {
+        use nix::fcntl::{FallocateFlags, fallocate};
+        let theirs = Mapping::create(c"test", 8192, PageSize::Base).unwrap();
+        let fd = || theirs.fd().try_clone_to_owned().unwrap();
+        theirs.write(0, &[1]).unwrap();
+        let ours = Mapping::attach(fd(), 8192).unwrap();
+        let holes = ours.keep_pages().unwrap_err();
+        assert!(matches!(holes, MapError::Holes(8192)), "{holes}");
+        theirs.write(4096, &[1]).unwrap();
+        ours.keep_pages().unwrap();
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        assert_eq!(fallocate(fd(), punch, 0, 4096), Err(nix::Error::EPERM));
+        theirs.discard(0, 4096);
+        let mut byte = [9];
+        ours.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [0], "zeroed, not removed");
+        ours.keep_pages().unwrap();
+        assert!(matches!(Mapping::attach(fd(), 8192), Err(MapError::SealedForWriting)));
+    }
+
+    #[test]
+    fn memory_whose_seals_are_sealed_is_not_kept() {
+        let theirs = Mapping::create(c"test", 4096, PageSize::Base).unwrap();
+        theirs.write(0, &[1]).unwrap();
+        fcntl(theirs.fd(), FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SEAL)).unwrap();
+        let ours = Mapping::attach(theirs.fd().try_clone_to_owned().unwrap(), 4096).unwrap();
+        assert!(matches!(ours.keep_pages(), Err(MapError::Removable)));
+    }
+
+    #[test]
+    fn pages_elsewhere_in_the_file_do_not_count() {
+        let fd = memfd_create(c"test", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        nix::unistd::ftruncate(&fd, 8192).unwrap();
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        nix::sys::uio::pwrite(&fd, &[1], 4096).unwrap();
+        assert!(matches!(Mapping::attach(fd, 4096).unwrap().keep_pages(), Err(MapError::Holes(4096))));
     }
 }

@@ -99,10 +99,13 @@ impl SegmentAllocator {
         }
         self.allocated_bytes += bytes;
         let segment_bytes = mapping.bytes();
-        // A block that was used before holds old indices and sequences.
-        mapping
-            .zero(offset, if bytes <= POPULATE_BYTES_MAX { bytes } else { 0 })
-            .map_err(|_| MapError::BadSize(bytes))?;
+        // What was here before has left its indices and sequences.
+        if bytes <= POPULATE_BYTES_MAX {
+            mapping.zero(offset, bytes).map_err(|_| MapError::BadSize(bytes))?;
+        } else {
+            // Without faulting it in.
+            mapping.discard(offset, bytes);
+        }
         let address = BlockAddress { segment: index as u32, segment_bytes, offset, bytes };
         Ok((Block { mapping, offset }, address))
     }
@@ -113,7 +116,7 @@ impl SegmentAllocator {
         self.allocated_bytes -= address.bytes;
         let (mut offset, mut bytes) = (address.offset, address.bytes);
         if address.bytes > POPULATE_BYTES_MAX {
-            // Large blocks are not zeroed at allocation (that would fault them in): give the pages back instead.
+            // Worth giving back to the system at once.
             segment.mapping.discard(offset, bytes);
         }
         if let Some((&before, &before_bytes)) = segment.free.range(..offset).next_back()
@@ -137,5 +140,27 @@ impl SegmentAllocator {
     /// Bytes in blocks that are in use.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_zero_whatever_was_there_before() {
+        let mut segments = SegmentAllocator::new(64 << 20);
+        let (small, large) = (POPULATE_BYTES_MAX - 64, POPULATE_BYTES_MAX + 64);
+        for bytes in [small, 64, large, small, large] {
+            let (block, address) = segments.allocate(bytes).unwrap();
+            assert_eq!((address.segment, address.offset), (0, 0), "the same bytes again");
+            let mut seen = vec![1; bytes as usize];
+            block.mapping.read(0, &mut seen).unwrap();
+            assert!(seen.iter().all(|&byte| byte == 0), "{bytes} bytes");
+            // All around it as well, as blocks do that are released at the same time.
+            block.mapping.write(0, &vec![0xff; SEGMENT_BYTES as usize]).unwrap();
+            segments.release(address);
+        }
+        assert_eq!(segments.allocated_bytes(), 0);
     }
 }

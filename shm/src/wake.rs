@@ -1,15 +1,16 @@
 //! How sleepers are woken: an eventfd for a shard, a pair of sockets for a completion channel.
 //!
-//! A file description that two processes share has one set of flags, and either can change them: a client could make a write
-//! to a shared eventfd block. So the engine never reads the eventfd that clients write, and where the engine wakes a client it
-//! sends on a socket, where each call says by itself that it must not wait.
+//! A file description that two processes share has one set of flags, and either can change them: a client could fill an eventfd's
+//! counter and make the next write to it block. So the engine neither reads nor writes an eventfd that a client has, and no two
+//! clients have the same; and where the engine wakes a client it sends on a socket, where each call says by itself that it must
+//! not wait.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
-/// An eventfd that clients write to wake a sleeping shard. The shard watches it and never reads it.
+/// An eventfd that wakes a sleeper, who watches it. One that goes to a client is written by that client alone, and read by nobody.
 #[derive(Debug)]
 pub struct WakeFd(EventFd);
 
@@ -36,6 +37,12 @@ impl WakeFd {
 impl AsFd for WakeFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+impl From<WakeFd> for OwnedFd {
+    fn from(wake: WakeFd) -> Self {
+        wake.0.into()
     }
 }
 

@@ -1,14 +1,17 @@
 //! `ferroce-sim`: runs seeds of the simulator's swarm.
+#![forbid(unsafe_code)]
 
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{ArgGroup, Parser};
+use engine::Time;
 use sim::run::{Failure, Report, run_seed};
-use sim::swarm;
+use sim::{Violation, swarm};
 
 /// Runs the engine in a simulated world. Each seed draws a world of its own: link, faults, hosts, applications, mishaps. The same
 /// seed is always the same run.
@@ -65,8 +68,10 @@ fn run_one(seed: u64, args: &Args) -> anyhow::Result<bool> {
     }
     let settings = swarm::draw(seed);
     let mut frames = None;
-    let outcome = sim::run::run(seed, &settings, args.pcap.is_some() || args.frames, |world| {
-        frames = world.capture().map(|capture| capture.bytes().to_vec());
+    let outcome = catch(|| {
+        sim::run::run(seed, &settings, args.pcap.is_some() || args.frames, |world| {
+            frames = world.capture().map(|capture| capture.bytes().to_vec());
+        })
     });
     let frames = outcome.as_ref().err().and_then(|failure| failure.capture.clone()).or(frames);
     if let (true, Some(frames)) = (args.frames, &frames) {
@@ -103,7 +108,7 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
         } else if done > 0 && done.is_multiple_of(SEEDS_PER_LINE) {
             eprintln!("{done} of {} seeds done, {failed_count} failed", seeds.end - seeds.start);
         }
-        match run_seed(seed, false) {
+        match catch(|| run_seed(seed, false)) {
             Ok(report) => {
                 trace.add(report.trace);
                 if args.verbose {
@@ -130,13 +135,21 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
     Ok(failed_count)
 }
 
+/// Takes a panic, which has told of itself already, for a failure like any other: the seed is what matters.
+fn catch(run: impl FnOnce() -> Result<Report, Failure>) -> Result<Report, Failure> {
+    std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        let violation = Violation { at: Time::ZERO, what: "something panicked".to_owned() };
+        Err(Failure { violation, capture: None })
+    })
+}
+
 /// Says what went wrong and how to see it again, and leaves the frames in a file.
 fn tell(seed: u64, failure: Failure, path: Option<&Path>) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "seed {seed}: FAILED: {failure}")?;
     writeln!(out, "  replay: ferroce-sim --seed {seed}")?;
     // The run is the same with a capture as without.
-    let frames = failure.capture.or_else(|| run_seed(seed, true).err().and_then(|again| again.capture));
+    let frames = failure.capture.or_else(|| catch(|| run_seed(seed, true)).err().and_then(|again| again.capture));
     if let Some(frames) = frames {
         let path = path.map_or_else(|| PathBuf::from(format!("ferroce-sim-{seed}.pcapng")), Path::to_path_buf);
         write_capture(&path, &frames)?;

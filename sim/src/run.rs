@@ -100,7 +100,7 @@ fn phases(world: &mut World, settings: &RunSettings, at_rest: impl FnOnce(&World
     world.heal();
     if !done {
         let settled = world.run_until_done(safety_end.add_ns(settings.settling_ns))?;
-        world.forbid_loss();
+        world.forbid_breaking();
         if !settled && !world.run_until_done(world.now().add_ns(LIVENESS_NS))? {
             let what: Vec<String> = world
                 .conversations()

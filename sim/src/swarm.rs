@@ -28,7 +28,9 @@ pub fn draw(seed: u64) -> RunSettings {
     let s = &mut s;
     let link = draw_link(s);
     let hosts = [draw_host(s), draw_host(s)];
-    let faults = [draw_faults(s, &link), draw_faults(s, &link)];
+    // A direction that is worse than the other hides what the other one's mildness would show.
+    let is_mild = s.random();
+    let faults = [draw_faults(s, &link, is_mild), draw_faults(s, &link, is_mild)];
     let count = s.random_range(1..=3);
     let incident_at = s.random_ratio(2, 5).then(|| s.random_range(0..count));
     let mut conversations: Vec<ConversationSettings> =
@@ -87,9 +89,22 @@ fn maybe(s: &mut Stream, most_ppm: u32) -> u32 {
     if s.random() { 0 } else { (most_ppm >> s.random_range(0..8)).max(1) }
 }
 
-fn draw_faults(s: &mut Stream, link: &LinkSettings) -> Faults {
+fn draw_faults(s: &mut Stream, link: &LinkSettings, is_mild: bool) -> Faults {
     if s.random_ratio(1, 6) {
         return Faults::NONE;
+    }
+    if is_mild {
+        let mild = |s: &mut Stream| maybe(s, 5_000);
+        return Faults {
+            loss_ppm: mild(s),
+            duplicate_ppm: mild(s),
+            reorder_ppm: mild(s),
+            reorder_ns: s.random_range(1..=20 * link.delay_ns),
+            corrupt_ppm: mild(s),
+            truncate_ppm: mild(s),
+            spares_arp: true,
+            ..Faults::NONE
+        };
     }
     let flap = Flaps { up_ns: s.random_range(MS..=200 * MS), down_ns: s.random_range(10 * US..=100 * MS) };
     Faults {
@@ -104,6 +119,7 @@ fn draw_faults(s: &mut Stream, link: &LinkSettings) -> Faults {
         spike_ppm: maybe(s, 2_000),
         spike_ns: s.random_range(100 * US..=20 * MS),
         flaps: s.random_ratio(1, 5).then_some(flap),
+        spares_arp: false,
     }
 }
 
@@ -122,7 +138,9 @@ fn draw_conversation(s: &mut Stream, mtu: u16, has_incident: bool) -> Conversati
     };
     let connection_count = s.random_range(1..=4);
     let mix = draw_mix(s);
-    let flags = Flags { signal: s.random(), fence: s.random(), inline: s.random(), solicit: s.random() };
+    let solicit = if s.random() { 1_000_000 } else { s.random_range(0..1_000_000) };
+    let mut likely = || s.random_range(0..=1_000_000);
+    let flags = Flags { signal: likely(), fence: likely(), inline: likely(), solicit };
     let longest = [message_bytes_max, send_bytes_max];
     let mut ops = || -> [Vec<Op>; 2] { [draw_ops(s, &mix, &flags, longest), draw_ops(s, &mix, &flags, longest)] };
     let ops: Vec<[Vec<Op>; 2]> = (0..connection_count).map(|_| ops()).collect();
@@ -196,10 +214,10 @@ fn draw_ops(s: &mut Stream, mix: &[OpKind], flags: &Flags, [longest, longest_sen
         }
         left -= length;
         ops.push(Op {
-            signaled: chance(s, flags.signal % 1_000_000),
-            fence: chance(s, flags.fence % 1_000_000),
-            inline: chance(s, flags.inline % 1_000_000),
-            solicited: chance(s, flags.solicit % 1_000_000),
+            signaled: chance(s, flags.signal),
+            fence: chance(s, flags.fence),
+            inline: chance(s, flags.inline),
+            solicited: chance(s, flags.solicit),
             ..Op::new(kind, length)
         });
     }

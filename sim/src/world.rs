@@ -1,6 +1,7 @@
 //! The world: two hosts, the link between them, the applications on them, and the order in which things happen.
 
 use engine::Time;
+use ferroce::ConnectAttr;
 
 use crate::agenda::Agenda;
 use crate::app::{Conversation, ConversationSettings};
@@ -35,9 +36,10 @@ pub struct WorldSettings {
 }
 
 impl WorldSettings {
-    /// True if frames may be lost, by chance or by a rule.
-    pub fn may_lose(&self) -> bool {
-        self.faults.iter().any(|&faults| faults != Faults::NONE) || self.rules.iter().any(|rules| !rules.is_empty())
+    /// True if a QP with these attributes may use its retries up: by a rule, or by faults that are more than mild.
+    fn may_break(&self, attr: &ConnectAttr) -> bool {
+        let is_bad = |faults: &Faults| !faults.is_mild() || (*faults != Faults::NONE && attr.retry_cnt < 7);
+        self.faults.iter().any(is_bad) || self.rules.iter().any(|rules| !rules.is_empty())
     }
 }
 
@@ -96,7 +98,7 @@ impl World {
             let stream = stream(seed, StreamOf::Conversation(number));
             let made = Conversation::new(settings_of_one.clone(), ours, number, settings.linger_ns, stream);
             let mut made = made.map_err(|what| format!("conversation {number}: {what}"))?;
-            made.set_may_lose(settings.may_lose());
+            made.set_may_break(settings.may_break(&settings_of_one.attr));
             conversations.push(made);
         }
         let capture = captures.then(|| Capture::new(HOST_COUNT as u8)).transpose().or_say("making a capture")?;
@@ -166,8 +168,8 @@ impl World {
     }
 
     /// From now on no QP may use its retries up.
-    pub fn forbid_loss(&mut self) {
-        self.conversations.iter_mut().for_each(|conversation| conversation.set_may_lose(false));
+    pub fn forbid_breaking(&mut self) {
+        self.conversations.iter_mut().for_each(|conversation| conversation.set_may_break(false));
     }
 
     /// True if every conversation has come to its end.
@@ -264,11 +266,13 @@ impl World {
     }
 
     fn happen(&mut self, event: Event) -> Checked {
+        if self.is_stale(&event) {
+            return Ok(());
+        }
         self.count_event()?;
         let now = self.now();
         match event {
-            Event::Turn { host } if self.turn_at[host] == now => self.turn(host),
-            Event::Turn { .. } => Ok(()),
+            Event::Turn { host } => self.turn(host),
             Event::Sent { host, frame } => self.sent(host, frame),
             Event::Arrived { host, frame } => {
                 self.hosts[host].receive(frame);
@@ -278,11 +282,20 @@ impl World {
                 }
                 Ok(())
             }
-            Event::Step { conversation, side } if self.step_at.get(conversation).is_some_and(|at| at[side] == now) => {
+            Event::Step { conversation, side } => {
                 let stepped = self.step(conversation, side);
                 stepped.map_err(|what| format!("conversation {conversation}: {what}"))
             }
-            Event::Step { .. } => Ok(()),
+        }
+    }
+
+    /// True if something was planned for another time meanwhile: nothing is ever taken out of the agenda.
+    fn is_stale(&self, event: &Event) -> bool {
+        let now = self.now();
+        match *event {
+            Event::Turn { host } => self.turn_at[host] != now,
+            Event::Step { conversation, side } => self.step_at.get(conversation).is_none_or(|at| at[side] != now),
+            Event::Sent { .. } | Event::Arrived { .. } => false,
         }
     }
 

@@ -21,6 +21,8 @@ wait "${pid_of[client]}" || status=$?
 ((status != 0)) || fail "the client ended as if all were well"
 say "the client said: $(tail -n 1 "$work/client.log")"
 
+# Its socket is free once the kernel has closed all that it had.
+wait "${pid_of[ferroced-a]}" 2>/dev/null || true
 start_daemon a --vdev net_af_packet0,iface=eth0
 kill "${pid_of[server]}" 2>/dev/null || true
 start server2 ip netns exec "$ns_b" "$bin/examples/pingpong" --socket "$work/b.sock" --port 18600 -n 100

@@ -1,12 +1,13 @@
 //! Queue pairs.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use shm::attr::{QpAttr, QpAttrMask, QpCap, QpType};
 use shm::control::Reply;
 use shm::doorbell::{DOORBELL_BYTES, DOORBELL_COUNT, DoorbellPage};
 use shm::layout::QueueShape;
 use shm::ring::qp_block_bytes;
+use shm::segment::{Block, BlockAddress};
 use wire::Qpn;
 
 use super::session::{DoorbellBook, QpBook, Session};
@@ -44,6 +45,16 @@ struct Placement {
     srq_max_sge: u32,
 }
 
+/// Numbers and memory taken for a QP.
+struct QpRoom {
+    shard: u8,
+    index: u32,
+    doorbell_index: u32,
+    doorbell: BlockAddress,
+    block: Block,
+    address: BlockAddress,
+}
+
 impl Control {
     pub(super) fn create_qp<S: Shards>(
         &mut self,
@@ -59,18 +70,9 @@ impl Control {
         let pd_number = session.pd(wanted.pd)?;
         let placement = place_qp(session, &wanted)?;
         let granted = self.grant(&wanted)?;
-        let shard = placement.shard;
-        let (doorbell, first) = self.doorbell_page(shards, number, session, shard)?;
-        let (block, address) = session.allocate(qp_block_bytes(granted.sq, granted.rq))?;
-        let Some((index, doorbell_index)) = self.number_qp(session, shard) else {
-            session.segments.release(address);
-            let max = self.config.limits.max_qp;
-            return refuse(errno::ENOMEM, format!("the limit of {max} QPs is reached"));
-        };
-        let mut fds = session.new_segment_fds(&[doorbell, address])?;
-        if first {
-            fds.push(wake_fd(shards, shard)?);
-        }
+        let room =
+            self.room_for_qp(shards, number, session, placement.shard, qp_block_bytes(granted.sq, granted.rq))?;
+        let QpRoom { shard, index, doorbell_index, doorbell, address, .. } = room;
         let qpn = Qpn::new(u32::from(shard) << QPN_INDEX_BITS | index);
         let qp = Qp::new(QpConfig {
             qpn,
@@ -86,27 +88,24 @@ impl Control {
             sq: granted.sq,
             rq: granted.rq,
             srq_max_sge: placement.srq_max_sge,
-            block,
+            block: room.block,
             max_rd_atomic: self.config.limits.max_rd_atomic,
         });
-        let qp = qp.or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
+        let made = qp.or_else(|error| refuse(errno::EINVAL, error.to_string()));
+        let made = made.and_then(|qp| Ok((qp, qp_fds(shards, session, shard, &[doorbell, address])?)));
+        let (qp, (fds, wake_fd)) = made.inspect_err(|_| {
+            self.shards[usize::from(shard)].qps.release(index);
+            session.release_doorbell(shard, doorbell_index);
+            session.segments.release(address);
+        })?;
         let answer = shards.command(shard, Command::AddQp { qp, doorbell_index });
         assert!(matches!(answer, Answer::Done), "a shard takes a QP of a session that it knows at a free index");
         session.add_qp_users(&wanted, true);
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
         session.qps.insert(qpn.value(), QpBook { pd, send_cq, recv_cq, srq, address, doorbell_index });
         let Granted { cap, sq, rq } = granted;
-        let reply = Reply::Qp {
-            qpn: qpn.value(),
-            cap,
-            sq,
-            rq,
-            block: address,
-            shard,
-            doorbell,
-            doorbell_index,
-            wake_fd: first,
-        };
+        let reply =
+            Reply::Qp { qpn: qpn.value(), cap, sq, rq, block: address, shard, doorbell, doorbell_index, wake_fd };
         Ok((reply, fds))
     }
 
@@ -142,16 +141,34 @@ impl Control {
         Ok(Granted { cap, sq, rq })
     }
 
-    /// The session's doorbell page on a shard, made with its first QP there; and whether it is the first.
+    fn room_for_qp<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        session: &mut Session,
+        shard: u8,
+        bytes: u64,
+    ) -> Result<QpRoom, Refusal> {
+        let doorbell = self.doorbell_page(shards, number, session, shard)?;
+        let (block, address) = session.allocate(bytes)?;
+        let Some((index, doorbell_index)) = self.number_qp(session, shard) else {
+            session.segments.release(address);
+            let max = self.config.limits.max_qp;
+            return refuse(errno::ENOMEM, format!("the limit of {max} QPs is reached"));
+        };
+        Ok(QpRoom { shard, index, doorbell_index, doorbell, block, address })
+    }
+
+    /// The session's doorbell page on a shard, made with its first QP there.
     fn doorbell_page<S: Shards>(
         &mut self,
         shards: &mut S,
         number: u32,
         session: &mut Session,
         shard: u8,
-    ) -> Result<(shm::segment::BlockAddress, bool), Refusal> {
+    ) -> Result<BlockAddress, Refusal> {
         if let Some(Some(page)) = session.doorbells.get(usize::from(shard)) {
-            return Ok((page.address, false));
+            return Ok(page.address);
         }
         let (block, address) = session.allocate(DOORBELL_BYTES)?;
         let Some(doorbells) = DoorbellPage::new(&block) else {
@@ -159,9 +176,10 @@ impl Control {
         };
         shards.command(shard, Command::AddSession { session: number, doorbells });
         if let Some(slot) = session.doorbells.get_mut(usize::from(shard)) {
-            *slot = Some(DoorbellBook { address, indices: IndexAllocator::new(0, DOORBELL_COUNT) });
+            let indices = IndexAllocator::new(0, DOORBELL_COUNT);
+            *slot = Some(DoorbellBook { address, has_wake: false, indices });
         }
-        Ok((address, true))
+        Ok(address)
     }
 
     /// An index in the shard and a bit in the session's doorbell page.
@@ -213,10 +231,7 @@ impl Control {
         let Some(book) = session.qps.remove(&qpn) else { return no_such_qp(qpn) };
         self.drop_qp(shards, qpn);
         session.segments.release(book.address);
-        let page = session.doorbells.get_mut(usize::from(shard_of(Qpn::new(qpn)))).and_then(Option::as_mut);
-        if let Some(page) = page {
-            page.indices.release(book.doorbell_index);
-        }
+        session.release_doorbell(shard_of(Qpn::new(qpn)), book.doorbell_index);
         let QpBook { pd, send_cq, recv_cq, srq, .. } = book;
         let users =
             WantedQp { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq, cap: QpCap::default(), sq_sig_all: false };
@@ -237,6 +252,12 @@ impl Session {
         match self.qps.get(&qpn) {
             Some(qp) => Ok(qp),
             None => no_such_qp(qpn),
+        }
+    }
+
+    fn release_doorbell(&mut self, shard: u8, index: u32) {
+        if let Some(Some(page)) = self.doorbells.get_mut(usize::from(shard)) {
+            page.indices.release(index);
         }
     }
 
@@ -285,7 +306,21 @@ fn place_qp(session: &Session, wanted: &WantedQp) -> Result<Placement, Refusal> 
     }
 }
 
-fn wake_fd<S: Shards>(shards: &S, shard: u8) -> Result<OwnedFd, Refusal> {
-    let copy = shards.wake_fd(shard).as_fd().try_clone_to_owned();
-    copy.or_else(|error| refuse(errno::ENOMEM, format!("no file descriptor for a doorbell: {error}")))
+/// What rides along with a new QP: segments that the client has not seen, and the shard's eventfd if the client does not have it,
+/// which the flag tells. Nothing may fail after this.
+fn qp_fds<S: Shards>(
+    shards: &S,
+    session: &mut Session,
+    shard: u8,
+    blocks: &[BlockAddress],
+) -> Result<(Vec<OwnedFd>, bool), Refusal> {
+    let has_wake = matches!(session.doorbells.get(usize::from(shard)), Some(Some(page)) if page.has_wake);
+    let wake = (!has_wake).then(|| shards.client_wake(shard)).transpose();
+    let wake = wake.or_else(|error| refuse(errno::ENOMEM, format!("no file descriptor for a doorbell: {error}")))?;
+    let mut fds = session.new_segment_fds(blocks)?;
+    fds.extend(wake);
+    if let Some(Some(page)) = session.doorbells.get_mut(usize::from(shard)) {
+        page.has_wake = true;
+    }
+    Ok((fds, !has_wake))
 }

@@ -34,9 +34,13 @@ impl Control {
             let max = self.config.limits.max_cq;
             return refuse(errno::ENOMEM, format!("the limit of {max} CQs is reached"));
         };
-        let fds = session.new_segment_fds(&[address])?;
+        let made = CqWriter::new(&block, depth).or_else(|error| refuse(errno::EINVAL, error.to_string()));
+        let made = made.and_then(|writer| Ok((writer, session.new_segment_fds(&[address])?)));
+        let (writer, fds) = made.inspect_err(|_| {
+            self.shards[usize::from(shard)].cqs.release(index);
+            session.segments.release(address);
+        })?;
         let handle = session.handle();
-        let writer = CqWriter::new(&block, depth).or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
         shards.command(shard, Command::AddCq { index, cq: Box::new(Cq::new(writer, number, handle, wake)) });
         if let Some(channel) = channel {
             session.use_channel(channel, true);
@@ -117,9 +121,13 @@ impl Control {
             let max = self.config.limits.max_srq;
             return refuse(errno::ENOMEM, format!("the limit of {max} SRQs is reached"));
         };
-        let fds = session.new_segment_fds(&[address])?;
+        let made = RecvFetcher::new_srq(&block, shape).or_else(|error| refuse(errno::EINVAL, error.to_string()));
+        let made = made.and_then(|fetcher| Ok((fetcher, session.new_segment_fds(&[address])?)));
+        let (fetcher, fds) = made.inspect_err(|_| {
+            self.shards[usize::from(shard)].srqs.release(index);
+            session.segments.release(address);
+        })?;
         let handle = session.handle();
-        let fetcher = RecvFetcher::new_srq(&block, shape).or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
         shards.command(shard, Command::AddSrq { index, srq: Box::new(Srq::new(fetcher, number, handle, pd_number)) });
         session.use_pd(pd, true);
         let book = SrqBook { shard, index, pd, attr: granted, max_sge: shape.max_sge, address, users: 0 };

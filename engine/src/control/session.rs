@@ -81,6 +81,8 @@ pub(super) struct QpBook {
 /// The doorbell page of one shard.
 pub(super) struct DoorbellBook {
     pub(super) address: BlockAddress,
+    /// The client has the shard's eventfd.
+    pub(super) has_wake: bool,
     pub(super) indices: IndexAllocator,
 }
 
@@ -203,6 +205,7 @@ impl Session {
             return refuse(errno::ENOMEM, message);
         }
         let mapping = Mapping::attach(fd, bytes).or_else(refuse_mapping)?;
+        mapping.keep_pages().or_else(refuse_mapping)?;
         let mut memory = Memory { mapping: Arc::new(mapping), populated_bytes: 0, users: 0 };
         memory.populate()?;
         let handle = self.handle();
@@ -287,7 +290,8 @@ impl Session {
         self.segments.allocate(bytes).or_else(|error| refuse(errno::ENOMEM, error.to_string()))
     }
 
-    /// Files of the segments that the client does not have yet, up to the highest one named.
+    /// Files of the segments that the client does not have yet, up to the highest one named. They must reach the client:
+    /// nothing may fail after this.
     pub(super) fn new_segment_fds(&mut self, addresses: &[BlockAddress]) -> Result<Vec<OwnedFd>, Refusal> {
         let end = addresses.iter().map(|a| a.segment + 1).max().unwrap_or(0);
         let mut fds = Vec::new();

@@ -5,10 +5,11 @@ use proptest::prelude::*;
 use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WrOpcode};
 use shm::control::{AsyncEvent, Reply, Request};
 use shm::layout::{PRODUCER, RQ_PRODUCER, SendWqe};
+use shm::mapping::{Mapping, PageSize};
 use wire::Opcode;
 
 use crate::peer::{done, flushed};
-use crate::support::{BASE, CAP, Client, Connect, HostOptions, Pair, TestQp, connect};
+use crate::support::{BASE, CAP, Client, Connect, Host, HostOptions, Pair, TestQp, connect};
 
 /// A second application on both hosts, whose traffic must not notice.
 struct Bystander {
@@ -391,6 +392,26 @@ fn limits_of_a_session_and_of_the_engine_hold() {
 }
 
 #[test]
+fn a_first_qp_that_is_refused_leaves_no_trace() {
+    let mut options = HostOptions::new(1);
+    options.limits.ring_bytes = 1 << 20;
+    options.limits.max_qp = 1;
+    let mut host = Host::new(options);
+    let Client { session, pd, cq, .. } = Client::new(&mut host, 4096);
+    let mut create = |max_send_wr| {
+        let cap = QpCap { max_send_wr, ..CAP };
+        let (qp_type, srq, sq_sig_all) = (QpType::Rc, None, false);
+        let qp = Request::CreateQp { pd, qp_type, send_cq: cq, recv_cq: cq, srq, cap, sq_sig_all };
+        host.request(session, qp, vec![])
+    };
+    let (reply, fds) = create(16384);
+    assert!(matches!(reply, Reply::Refused { errno: ENOMEM, .. }) && fds.is_empty(), "{reply:?}");
+    // Takes the only number there is, and needs the eventfd: without it the client could not wake the shard.
+    let (reply, fds) = create(16);
+    assert!(matches!(reply, Reply::Qp { wake_fd: true, .. }) && !fds.is_empty(), "{reply:?}");
+}
+
+#[test]
 fn memory_that_can_not_be_trusted_is_not_attached() {
     let mut pair = Pair::new(Connect::default());
     let session = pair.clients[0].session;
@@ -404,8 +425,14 @@ fn memory_that_can_not_be_trusted_is_not_attached() {
     let (errno, message) = attach(64, vec![file.into()]);
     assert_eq!(errno, EINVAL);
     assert!(message.contains("seal"), "{message}");
-    let memory = shm::mapping::Mapping::create(c"short", 4096, shm::mapping::PageSize::Base).unwrap();
+    let memory = Mapping::create(c"short", 4096, PageSize::Base).unwrap();
     let fd = || memory.fd().try_clone_to_owned().unwrap();
+    // A page that is not there would be the daemon's to pay for.
+    let (errno, message) = attach(4096, vec![fd()]);
+    assert!(
+        errno == EINVAL && message.starts_with("of the file's first 4096 bytes not all are in memory"),
+        "{message}"
+    );
     let (errno, message) = attach(8192, vec![fd()]);
     assert!(errno == EINVAL && message.contains("8192") && message.contains("4096"), "{message}");
     assert_eq!(attach(0, vec![fd()]).0, EINVAL);
@@ -440,7 +467,7 @@ fn memory_of_a_region_is_held_until_it_is_deregistered() {
     pair.write(1, 4096, b"still here");
     let lkey = pair.clients[1].key;
     let wqe = pair.wqe(1, WrOpcode::RdmaRead);
-    pair.clients[1].memory = shm::mapping::Mapping::create(c"other", 4096, shm::mapping::PageSize::Base).unwrap();
+    pair.clients[1].memory = Mapping::create(c"other", 4096, PageSize::Base).unwrap();
     pair.post(wqe, 10);
     pair.exchange();
     assert_eq!((pair.failures(0), pair.read(0, 0, 10)), (vec![done(1)], b"still here".to_vec()));
@@ -452,11 +479,12 @@ fn a_region_lies_only_in_memory_that_is_faulted_in() {
     let mut pair = Pair::new(Connect::default());
     let (session, pd) = (pair.clients[0].session, pair.clients[0].pd);
     let bytes = shm::control::POPULATE_BYTES_MAX + 4096;
-    let memory = shm::mapping::Mapping::create(c"large", bytes, shm::mapping::PageSize::Base).unwrap();
+    let memory = Mapping::create(c"large", bytes, PageSize::Base).unwrap();
+    memory.populate(0, bytes).unwrap();
     let fd = memory.fd().try_clone_to_owned().unwrap();
     let (reply, _) = pair.hosts[0].request(session, Request::AttachMemory { bytes }, vec![fd]);
     let Reply::Handle(memory) = reply else { panic!("{reply:?}") };
-    let access = shm::attr::AccessFlags::LOCAL_WRITE;
+    let access = AccessFlags::LOCAL_WRITE;
     let all = Request::RegMr { pd, memory, offset: 0, addr: 0, length: bytes, access };
     let sentence = format!("only the first 67108864 bytes of memory {memory} are faulted in: PopulateMemory does more");
     refused(&mut pair, all.clone(), EINVAL, &sentence);

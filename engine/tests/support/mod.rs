@@ -1,7 +1,7 @@
 //! Two engines, their clients' rings and a wire between them, on one thread and a clock of their own.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::command::{Answer, Command, Shards};
@@ -31,8 +31,8 @@ impl Shards for Direct {
         self.shards[usize::from(shard)].command(self.now, command)
     }
 
-    fn wake_fd(&self, shard: u8) -> Arc<WakeFd> {
-        Arc::clone(&self.wakes[usize::from(shard)])
+    fn client_wake(&self, shard: u8) -> std::io::Result<OwnedFd> {
+        self.wakes[usize::from(shard)].as_fd().try_clone_to_owned()
     }
 }
 
@@ -181,6 +181,7 @@ impl Client {
         let mut segments = Vec::new();
         let (cq, poller, cq_block) = make_cq(host, session, &mut segments, 1024, None);
         let memory = Mapping::create(c"test", memory_bytes, PageSize::Base).unwrap();
+        memory.populate(0, memory.bytes()).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let request = Request::AttachMemory { bytes: memory.bytes() };
         let Reply::Handle(attached) = host.request(session, request, vec![fd]).0 else { panic!() };

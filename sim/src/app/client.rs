@@ -9,6 +9,7 @@ use ferroce::{
     AsyncEvent, CompletionChannel, CompletionQueue, Context, CqInit, MemoryRegion, ProtectionDomain, QpInit, QpType,
     QueuePair, RecvWr, SharedReceiveQueue, SrqAttr, WorkCompletion,
 };
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rand::Rng;
 
 use super::memory::{Lane, Layout, Memory, Piece, scatter};
@@ -114,8 +115,10 @@ pub(super) struct Client {
     pub(super) counter: (Piece, MemoryRegion),
     /// Where keys for SENDs with invalidate point.
     pub(super) token_range: Range<usize>,
-    /// Keys that such a SEND is on its way to.
-    pub(super) tokens: Vec<MemoryRegion>,
+    /// The last region that lost its key to such a SEND.
+    pub(super) spent: Option<MemoryRegion>,
+    /// Receives wake it only if they are solicited.
+    is_solicited_only: bool,
     pub(super) context: Context,
     pub(super) host: Host,
     events_seen: u64,
@@ -180,7 +183,8 @@ impl Client {
             memory,
             counter,
             token_range,
-            tokens: Vec::new(),
+            spent: None,
+            is_solicited_only: settings.wakes_on_solicited(),
             context,
             host: host.clone(),
             events_seen: 0,
@@ -231,19 +235,24 @@ impl Client {
         Ok(events)
     }
 
-    /// True if a sleeping application has been woken by its channel.
+    /// True if a sleeping application has been woken: its channel's descriptor is readable, as `poll(2)` would tell it.
     pub(super) fn take_wake(&mut self) -> Checked<bool> {
         let Some(channel) = self.channel.as_ref().filter(|_| self.sleeps) else { return Ok(false) };
+        let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut fds, PollTimeout::ZERO).or_say("polling the channel")? == 0 {
+            return Ok(false);
+        }
         while channel.try_get().or_say("looking at the channel")?.is_some() {
             self.sleeps = false;
         }
-        Ok(!self.sleeps)
+        require!(!self.sleeps, "the channel's descriptor is readable, but no CQ has a notification");
+        Ok(true)
     }
 
     /// Asks both CQs to ring the channel.
     pub(super) fn arm(&self) {
         self.send_cq.req_notify(false);
-        self.recv_cq.req_notify(false);
+        self.recv_cq.req_notify(self.is_solicited_only);
     }
 
     /// Posts what is due to the SRQ.

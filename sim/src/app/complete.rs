@@ -1,11 +1,11 @@
 //! Completions: each is the one that is due, says what it must, and finds the bytes where they belong.
 
 use engine::Time;
-use ferroce::{AsyncEvent, WcOpcode, WcStatus, WorkCompletion};
+use ferroce::{AsyncEvent, MemoryRegion, WcOpcode, WcStatus, WorkCompletion};
 
 use super::Conversation;
 use super::client::{Client, PostedRecv};
-use super::connection::{End, Landing, Message, PostedSend};
+use super::connection::{Landing, Message, Phase, PostedSend};
 use super::memory::compare;
 use super::plan::IncidentKind;
 use crate::violation::{Checked, OrSay, require};
@@ -43,6 +43,7 @@ impl Conversation {
                 );
                 require!(posted.opcode == wc.opcode, "{} completed as {}", posted.opcode, wc.opcode);
                 return if wc.is_ok() {
+                    require!(!posted.must_fail, "work request {:#x} succeeded, which it must not", wc.wr_id);
                     require!(!was_failed, "work request {:#x} succeeded after one that failed", wc.wr_id);
                     let brings = matches!(wc.opcode, WcOpcode::RdmaRead | WcOpcode::CompSwap | WcOpcode::FetchAdd);
                     require!(
@@ -83,24 +84,20 @@ impl Conversation {
             require!(wc.status == WcStatus::WrFlushErr, "{} after the first failure", wc.status);
             return Ok(());
         }
-        self.allow(index, wc.status)?;
+        self.allow(side, index, wc.status)?;
         self.connections[index].ends[side].failed = Some(wc.status);
         Ok(())
     }
 
     /// Checks that something explains this status.
-    fn allow(&mut self, index: usize, status: WcStatus) -> Checked {
+    fn allow(&mut self, side: usize, index: usize, status: WcStatus) -> Checked {
         let connection = &mut self.connections[index];
         let disturbed = connection.is_disturbed;
         let explained = match status {
             // Its reason is told elsewhere: by the other end, or by another work request.
-            WcStatus::WrFlushErr => {
-                disturbed
-                    || connection.phase != super::connection::Phase::Up
-                    || connection.ends.iter().any(End::is_broken)
-            }
+            WcStatus::WrFlushErr => disturbed || connection.phase != Phase::Up || connection.is_broken(),
             // Its retries are used up, for which the network must have been bad, or the peer gone.
-            WcStatus::RetryExcErr => self.may_lose || disturbed,
+            WcStatus::RetryExcErr => self.may_break || disturbed || connection.ends[1 - side].is_broken(),
             WcStatus::RnrRetryExcErr => self.settings.attr.rnr_retry != 7,
             other => disturbed && self.incident_statuses().contains(&other),
         };
@@ -144,14 +141,14 @@ impl Conversation {
             let Some(message) = end.incoming.pop_front() else {
                 return Err(format!("receive {:#x} completed without a message", wc.wr_id));
             };
-            return accept(client, &recv, &message, wc);
+            return accept(client, &recv, message, wc);
         }
         // A message may have arrived in part.
         client.memory.adopt(&recv.pieces)?;
         if wc.status == WcStatus::WrFlushErr && end.recv_failed.is_some() {
             return Ok(());
         }
-        self.allow(index, wc.status)?;
+        self.allow(side, index, wc.status)?;
         self.connections[index].ends[side].recv_failed = Some(wc.status);
         Ok(())
     }
@@ -190,20 +187,14 @@ fn retire(client: &mut Client, posted: &PostedSend, additions: &mut Vec<Addition
 }
 
 /// A message has been received: it must be the one that was sent.
-fn accept(client: &mut Client, recv: &PostedRecv, message: &Message, wc: &WorkCompletion) -> Checked {
+fn accept(client: &mut Client, recv: &PostedRecv, message: Message, wc: &WorkCompletion) -> Checked {
     require!(wc.opcode == message.opcode, "{} was received as {}", message.opcode, wc.opcode);
     require!(wc.byte_len == message.length, "{} bytes were sent, {} received", message.length, wc.byte_len);
     require!(wc.imm() == message.imm, "immediate {:?} was sent, {:?} received", message.imm, wc.imm());
-    require!(
-        wc.invalidated_rkey() == message.invalidated,
-        "key {:?} was to be invalidated, {:?} was",
-        message.invalidated,
-        wc.invalidated_rkey()
-    );
-    if let Some(key) = message.invalidated {
-        let found = client.tokens.iter().position(|token| token.rkey() == key);
-        let token = client.tokens.swap_remove(found.ok_or("a key was invalidated that was not made")?);
-        token.dereg().or_say("deregistering an invalidated region")?;
+    let key = message.token.as_ref().map(MemoryRegion::rkey);
+    require!(wc.invalidated_rkey() == key, "key {key:?} was to be invalidated, {:?} was", wc.invalidated_rkey());
+    if let Some(token) = message.token {
+        client.spent = Some(token);
     }
     if let Some(data) = &message.data {
         let mut real = client.memory.real(&recv.pieces)?;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use engine::Time;
-use ferroce::{Psn, QueuePair, RemoteQp, SendWr, WcOpcode, WcStatus};
+use ferroce::{MemoryRegion, Psn, QueuePair, RemoteQp, SendWr, WcOpcode, WcStatus};
 use rand::Rng;
 
 use super::Conversation;
@@ -37,6 +37,8 @@ pub(super) struct PostedSend {
     pub(super) sink: Range<usize>,
     /// The range of the peer's target that a READ reads.
     pub(super) reads: Range<usize>,
+    /// It is wrong on purpose.
+    pub(super) must_fail: bool,
 }
 
 /// A message that will complete a receive.
@@ -45,7 +47,8 @@ pub(super) struct Message {
     pub(super) opcode: WcOpcode,
     pub(super) length: u32,
     pub(super) imm: Option<u32>,
-    pub(super) invalidated: Option<u32>,
+    /// The region whose key it invalidates.
+    pub(super) token: Option<MemoryRegion>,
     /// The payload, if it lands in the receive's buffer.
     pub(super) data: Option<Vec<u8>>,
 }
@@ -149,6 +152,7 @@ impl End {
             landing: Landing::None,
             sink: 0..0,
             reads: 0..0,
+            must_fail: false,
         });
         self.next_wr_id += 1;
         Ok(())
@@ -182,6 +186,11 @@ impl Connection {
         Self { ends, phase: Phase::Up, is_final: false, is_disturbed: false }
     }
 
+    /// True if one of the QPs is in ERR, or had better be.
+    pub(super) fn is_broken(&self) -> bool {
+        self.ends.iter().any(End::is_broken)
+    }
+
     /// Takes both QPs from RESET to RTS.
     pub(super) fn connect(
         &mut self,
@@ -212,9 +221,11 @@ impl Conversation {
         let connection = &mut self.connections[index];
         match connection.phase {
             Phase::Up => {
+                if !connection.is_final && !connection.is_broken() {
+                    return Ok(false);
+                }
                 // Who has lost its peer finds out by itself, if it has anything to find out with.
-                let is_over = connection.is_final && !connection.ends.iter().any(End::waits_for_peer);
-                if !is_over && !connection.ends.iter().any(End::is_broken) {
+                if connection.ends.iter().any(|end| end.waits_for_peer() && !end.is_broken()) {
                     return Ok(false);
                 }
                 for end in &mut connection.ends {

@@ -4,7 +4,7 @@ use ferroce::{SendWr, Sge, WcOpcode};
 use rand::{Rng, RngCore};
 
 use super::Conversation;
-use super::connection::{End, Landing, Phase, PostedSend};
+use super::connection::{Landing, Phase, PostedSend};
 use super::memory::{Piece, compare};
 use super::plan::{Incident, IncidentKind};
 use super::post::ends;
@@ -21,7 +21,7 @@ impl Conversation {
     pub(super) fn meet_incident(&mut self, side: usize) -> Checked<bool> {
         let Some(Incident { kind, side: wanted, after_ops }) = self.settings.incident else { return Ok(false) };
         let end = &self.connections[0].ends[side];
-        let is_up = self.connections[0].phase == Phase::Up && !self.connections[0].ends.iter().any(End::is_broken);
+        let is_up = self.connections[0].phase == Phase::Up && !self.connections[0].is_broken();
         if wanted != side || end.posted_ops < after_ops || self.incident_met || !is_up {
             return Ok(false);
         }
@@ -72,7 +72,11 @@ impl Conversation {
         let (rkey, addr) = match kind {
             // The last bytes lie in the guard zone.
             IncidentKind::OutOfRange => (key, peer_client.memory.addr(peer.lane.range.end) - 4),
-            _ => (key ^ 1 << self.stream.random_range(0..32), peer_client.memory.addr(peer.lane.target.start)),
+            _ => match peer_client.spent.as_ref().filter(|_| self.stream.random()) {
+                // Here was a key once, until the peer got a SEND that took it away.
+                Some(spent) => (spent.rkey(), spent.addr()),
+                None => (key ^ 1 << self.stream.random_range(0..32), peer_client.memory.addr(peer.lane.target.start)),
+            },
         };
         let piece = Piece { at: end.lane.sink.start, length: 8 };
         let sges = client.memory.sges(&[piece], end.lane.key());
@@ -105,6 +109,7 @@ impl Conversation {
             landing: Landing::None,
             sink: 0..0,
             reads: 0..0,
+            must_fail: true,
         });
         end.next_wr_id += 1;
         Ok(())

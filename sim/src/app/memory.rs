@@ -135,6 +135,15 @@ impl Memory {
         self.unknown.iter().any(|range| range.contains(&at))
     }
 
+    /// Changes a byte as nobody may; the result changes it back.
+    #[cfg(test)]
+    pub(super) fn damage(&self, at: usize) -> impl FnOnce(&Self) + use<> {
+        let mut byte = [0];
+        self.pool.read(at as u64, &mut byte).expect("the byte is inside the pool");
+        self.pool.write(at as u64, &[!byte[0]]).expect("the byte is inside the pool");
+        move |memory| memory.pool.write(at as u64, &byte).expect("the byte is inside the pool")
+    }
+
     /// Compares every byte with the model.
     pub(super) fn check(&self) -> Checked {
         let real = self.real(&[Piece { at: 0, length: self.shadow.len() }])?;

@@ -43,8 +43,8 @@ pub struct Conversation {
     /// Failures that were explained, by status.
     failures: BTreeMap<&'static str, u64>,
     reconnect_count: u32,
-    /// Packets may be lost: a QP may use its retries up.
-    may_lose: bool,
+    /// The network is so bad that a QP may use its retries up.
+    may_break: bool,
     /// How long old packets may live, ns.
     linger_ns: u64,
     /// Additions to each side's shared word.
@@ -99,7 +99,7 @@ impl Conversation {
             completion_count: 0,
             failures: BTreeMap::new(),
             reconnect_count: 0,
-            may_lose: false,
+            may_break: false,
             linger_ns,
             additions: [Vec::new(), Vec::new()],
             counter_starts,
@@ -143,9 +143,9 @@ impl Conversation {
         self.connections.iter().any(|connection| connection.is_disturbed)
     }
 
-    /// Says whether packets may be lost: then QPs may use their retries up.
-    pub(crate) fn set_may_lose(&mut self, may_lose: bool) {
-        self.may_lose = may_lose;
+    /// Says whether the network is so bad that QPs may use their retries up.
+    pub(crate) fn set_may_break(&mut self, may_break: bool) {
+        self.may_break = may_break;
     }
 
     /// The host of a side.
@@ -271,6 +271,7 @@ impl Conversation {
     fn due(&self, side: usize) -> Option<Time> {
         let shared = self.clients[side].shared.as_ref().and_then(|shared| shared.receives.next_at());
         let own = self.connections.iter().filter_map(|connection| match connection.phase {
+            Phase::Up if connection.is_broken() => None,
             Phase::Up => connection.ends[side].receives.as_ref().and_then(|receives| receives.next_at()),
             Phase::Lingering { until } => Some(until),
             Phase::Failing | Phase::Closed => None,
@@ -282,6 +283,9 @@ impl Conversation {
     fn serve(&mut self, side: usize, index: usize, now: Time) -> Checked<bool> {
         let Self { clients, connections, stream, .. } = self;
         let connection = &mut connections[index];
+        if connection.is_broken() {
+            return Ok(false);
+        }
         let end = &mut connection.ends[side];
         let (Phase::Up, Some(qp)) = (connection.phase, &end.qp) else { return Ok(false) };
         let key = end.lane.key();
@@ -330,3 +334,6 @@ fn earliest(one: Option<Time>, other: Option<Time>) -> Option<Time> {
 fn word(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_ne_bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,7 +78,7 @@ impl Op {
 /// Something that goes wrong on purpose, on the first connection of a conversation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IncidentKind {
-    /// A WRITE, READ or atomic with a key that does not exist.
+    /// A WRITE or READ with a key that does not exist, or that a SEND has invalidated.
     BadRkey,
     /// A WRITE or READ that ends outside of the region.
     OutOfRange,
@@ -164,6 +164,11 @@ pub struct ConversationSettings {
 }
 
 impl ConversationSettings {
+    /// True if receives need wake nobody unless they are solicited: where all of them are, and sends complete elsewhere.
+    pub fn wakes_on_solicited(&self) -> bool {
+        self.uses_channel && !self.uses_one_cq && self.ops.iter().flatten().flatten().all(|op| op.solicited)
+    }
+
     /// One connection from host 0 to host 1 with these operations, and comfortable settings.
     pub fn new(ops: [Vec<Op>; 2]) -> Self {
         let longest = |sends: bool| {

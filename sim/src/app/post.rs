@@ -118,19 +118,20 @@ pub(super) fn ends<T>(both: &mut [T; 2], side: usize) -> [&mut T; 2] {
     if side == 0 { [first, second] } else { [second, first] }
 }
 
-fn draw_send(drawn: &mut Drawn, client: &Client, peer: &mut Client, stream: &mut Stream) -> Checked {
+fn draw_send(drawn: &mut Drawn, client: &Client, peer: &Client, stream: &mut Stream) -> Checked {
     let op = drawn.op;
+    let mut made = None;
     if op.kind == OpKind::SendInv {
         let token = peer.memory.register(&peer.pd, &peer.token_range)?;
         drawn.remote.invalidates = Some(token.rkey());
-        peer.tokens.push(token);
+        made = Some(token);
     }
     drawn.remote.imm = (op.kind == OpKind::SendImm).then(|| stream.random());
     drawn.message = Some(Message {
         opcode: WcOpcode::Recv,
         length: op.length,
         imm: drawn.remote.imm,
-        invalidated: drawn.remote.invalidates,
+        token: made,
         data: Some(client.memory.model(&drawn.pieces)),
     });
     Ok(())
@@ -149,7 +150,7 @@ fn draw_write(drawn: &mut Drawn, client: &Client, peer_client: &mut Client, peer
             opcode: WcOpcode::RecvRdmaWithImm,
             length: op.length,
             imm: Some(imm),
-            invalidated: None,
+            token: None,
             data: None,
         });
     }
@@ -251,6 +252,7 @@ fn post(client: &Client, end: &mut End, peer: &mut End, drawn: Drawn, signal_all
         landing,
         sink,
         reads: if is_read { target } else { 0..0 },
+        must_fail: false,
     });
     peer.incoming.extend(message);
     Ok(())

@@ -64,7 +64,7 @@ impl Default for HostSettings {
 
 /// Limits of a simulated engine: more than any run asks for, and quick to set up.
 fn limits() -> Limits {
-    Limits { max_qp: 256, max_cq: 256, max_srq: 64, max_mr: 1_024, max_neighbour: 16, ..Limits::default() }
+    Limits { max_qp: 256, max_cq: 256, max_srq: 64, max_mr: 4_096, max_neighbour: 16, ..Limits::default() }
 }
 
 /// A host of the simulation. A clone is another handle to it.
@@ -123,8 +123,8 @@ impl Shards for Engine {
         }
     }
 
-    fn wake_fd(&self, shard: u8) -> Arc<WakeFd> {
-        Arc::clone(&self.wakes[usize::from(shard)])
+    fn client_wake(&self, shard: u8) -> io::Result<OwnedFd> {
+        self.wakes[usize::from(shard)].as_fd().try_clone_to_owned()
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Faults {
     pub spike_ns: u64,
     /// The link goes down and up.
     pub flaps: Option<Flaps>,
+    /// ARP is left alone. A request that is lost is repeated after a second only, and by then every retry may be used up.
+    pub spares_arp: bool,
 }
 
 impl Faults {
@@ -47,7 +49,18 @@ impl Faults {
         spike_ppm: 0,
         spike_ns: 0,
         flaps: None,
+        spares_arp: false,
     };
+
+    /// Chances up to this, with every retry at hand, break no QP: eight in a row would have to come true.
+    const MILD_PPM: u32 = 5_000;
+
+    /// True if no QP with `retry_cnt` 7 may use its retries up.
+    pub fn is_mild(&self) -> bool {
+        let chances = [self.loss_ppm, self.duplicate_ppm, self.reorder_ppm, self.corrupt_ppm, self.truncate_ppm];
+        let is_steady = self.burst_start_ppm == 0 && self.spike_ppm == 0 && self.flaps.is_none();
+        *self == Self::NONE || (is_steady && self.spares_arp && chances.iter().all(|&ppm| ppm <= Self::MILD_PPM))
+    }
 }
 
 /// How long a link is up and down, at most, ns; each time is drawn anew.

@@ -165,7 +165,12 @@ impl Direction {
             Some(Action::HoldBack { ns }) => return self.hold_back(now, frame, ns),
             None => {}
         }
-        if self.faults == Faults::NONE { self.deliver(now, frame, None) } else { self.carry_badly(now, frame) }
+        let is_spared = self.faults.spares_arp && !is_roce(&frame);
+        if self.faults == Faults::NONE || is_spared {
+            self.deliver(now, frame, None)
+        } else {
+            self.carry_badly(now, frame)
+        }
     }
 
     fn carry_badly(&mut self, now: Time, mut frame: Vec<u8>) -> Outcome {

@@ -9,7 +9,8 @@ use crate::scenario::{Scenario, op, ops, troubles};
 fn clean_link_every_operation_without_a_single_repeat() {
     for kind in OpKind::ALL {
         for length in [0, 1, 1_023, 1_024, 1_025, 65_536] {
-            let report = Scenario::both([ops(kind, length, 20), ops(kind, length, 20)]).run(1);
+            let scenario = Scenario::both([ops(kind, length, 20), ops(kind, length, 20)]);
+            let report = scenario.conversation(|c| c.cap.max_recv_wr = 32).run(1);
             assert_eq!(troubles(&report), [], "{kind:?} of {length}");
             assert_eq!(report.reconnect_count, 0);
         }
