@@ -8,7 +8,7 @@ use super::client::{Client, PostedRecv};
 use super::connection::{Landing, Message, Phase, PostedSend};
 use super::memory::compare;
 use super::plan::IncidentKind;
-use crate::violation::{Checked, OrSay, require};
+use crate::violation::{Checked, require};
 
 /// An addition to a shared word: what was there, and what was added.
 pub(super) type Addition = (u64, u64);
