@@ -69,12 +69,13 @@ impl Control {
         qpn: u32,
     ) -> Result<Reply, Refusal> {
         let owner = self.all_qps(number, session).get(&qpn).copied();
-        match (owner, detail(shards, qpn)) {
-            (Some(peer), Some(mut detail)) => {
+        // A number that nobody has may even name a shard that there is not.
+        match owner.and_then(|peer| Some((peer, detail(shards, qpn)?))) {
+            Some((peer, mut detail)) => {
                 detail.summary.pid = peer.pid;
                 Ok(Reply::QpDetail(detail))
             }
-            _ => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
+            None => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
         }
     }
 

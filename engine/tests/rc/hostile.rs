@@ -181,6 +181,7 @@ fn refused(pair: &mut Pair, request: Request, errno: i32, sentence: &str) {
     assert_eq!(pair.ask(0, Request::ListSessions), before, "{what} changed something");
 }
 
+const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
 const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
@@ -491,4 +492,10 @@ fn a_region_lies_only_in_memory_that_is_faulted_in() {
     assert_eq!(pair.ask(0, Request::PopulateMemory { memory }), Reply::Populated { bytes });
     assert!(matches!(pair.ask(0, all), Reply::Mr { .. }));
     refused(&mut pair, Request::PopulateMemory { memory: 99 }, EINVAL, "memory 99 does not exist");
+}
+
+#[test]
+fn a_qp_number_of_a_shard_that_is_not_there_is_refused() {
+    let mut pair = Pair::new(Connect::default());
+    refused(&mut pair, Request::QpDetail { qpn: 0xff_ffff }, ENOENT, "QP 0xffffff does not exist");
 }
