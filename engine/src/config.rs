@@ -35,6 +35,8 @@ pub struct Limits {
     pub max_rd_atomic: u8,
     /// Bytes of rings in a session.
     pub ring_bytes: u64,
+    /// Bytes of the memory that rings lie in, all sessions together: 4 MiB at least for each that has any.
+    pub ring_bytes_total: u64,
     /// Bytes of memory that a session may attach.
     pub memory_bytes: u64,
     /// Sessions at a time.
@@ -60,6 +62,7 @@ impl Default for Limits {
             max_ah: 65_536,
             max_rd_atomic: 16,
             ring_bytes: 2 << 30,
+            ring_bytes_total: 4 << 30,
             memory_bytes: 64 << 30,
             max_session: 256,
             max_neighbour: 1_024,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::mapping::{MapError, Mapping, PageSize};
 
@@ -33,12 +35,35 @@ struct Segment {
     free: BTreeMap<u64, u64>,
 }
 
+/// Bytes that the segments of all sessions of a daemon may have together. A clone is the same budget.
+#[derive(Clone, Debug)]
+pub struct SegmentBudget {
+    limit_bytes: u64,
+    left_bytes: Arc<AtomicU64>,
+}
+
+impl SegmentBudget {
+    /// A budget of which nothing is spent.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, left_bytes: Arc::new(AtomicU64::new(limit_bytes)) }
+    }
+
+    fn spend(&self, bytes: u64) -> Result<(), SegmentError> {
+        let left = self.left_bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
+        left.map(drop).map_err(|_| SegmentError::TotalLimit { limit_bytes: self.limit_bytes })
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.left_bytes.fetch_add(bytes, Relaxed);
+    }
+}
+
 /// The segments of one session. Daemon side only; control path.
-#[derive(Default)]
 pub struct SegmentAllocator {
     segments: Vec<Segment>,
     allocated_bytes: u64,
     limit_bytes: u64,
+    budget: SegmentBudget,
 }
 
 /// Why no block could be had.
@@ -47,6 +72,12 @@ pub enum SegmentError {
     /// The session's limit.
     #[error("rings of this session would need more than its limit of {limit_bytes} bytes")]
     Limit {
+        /// The configured limit.
+        limit_bytes: u64,
+    },
+    /// The daemon's.
+    #[error("rings of all clients would need more than the daemon's limit of {limit_bytes} bytes")]
+    TotalLimit {
         /// The configured limit.
         limit_bytes: u64,
     },
@@ -63,7 +94,13 @@ const POPULATE_BYTES_MAX: u64 = 1 << 20;
 impl SegmentAllocator {
     /// An allocator that hands out at most `limit_bytes` at a time.
     pub fn new(limit_bytes: u64) -> Self {
-        Self { segments: Vec::new(), allocated_bytes: 0, limit_bytes }
+        Self::within(SegmentBudget::new(u64::MAX), limit_bytes)
+    }
+
+    /// The same where the segments of several allocators have one budget. A segment is kept, and paid for, as long as its
+    /// allocator.
+    pub fn within(budget: SegmentBudget, limit_bytes: u64) -> Self {
+        Self { segments: Vec::new(), allocated_bytes: 0, limit_bytes, budget }
     }
 
     /// A zeroed block of at least `bytes` bytes, 64-byte aligned.
@@ -82,7 +119,7 @@ impl SegmentAllocator {
             Some(place) => place,
             None => {
                 let size = bytes.max(SEGMENT_BYTES);
-                let mapping = Arc::new(Mapping::create(c"ferroce-rings", size, PageSize::Base)?);
+                let mapping = self.create_segment(size)?;
                 let free = BTreeMap::from([(0, mapping.bytes())]);
                 self.segments.push(Segment { mapping, free });
                 (self.segments.len() - 1, 0)
@@ -108,6 +145,14 @@ impl SegmentAllocator {
         }
         let address = BlockAddress { segment: index as u32, segment_bytes, offset, bytes };
         Ok((Block { mapping, offset }, address))
+    }
+
+    fn create_segment(&self, bytes: u64) -> Result<Arc<Mapping>, SegmentError> {
+        // As much as the mapping will have: whole pages.
+        let bytes = bytes.next_multiple_of(4096);
+        self.budget.spend(bytes)?;
+        let mapping = Mapping::create(c"ferroce-rings", bytes, PageSize::Base);
+        Ok(Arc::new(mapping.inspect_err(|_| self.budget.give_back(bytes))?))
     }
 
     /// Takes a block back. Its engine side must be gone.
@@ -143,9 +188,32 @@ impl SegmentAllocator {
     }
 }
 
+impl Drop for SegmentAllocator {
+    fn drop(&mut self) {
+        self.budget.give_back(self.segments.iter().map(|segment| segment.mapping.bytes()).sum());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sessions_share_one_budget_and_give_it_back() {
+        let budget = SegmentBudget::new(2 * SEGMENT_BYTES);
+        let session = || SegmentAllocator::within(budget.clone(), 64 << 20);
+        let (mut one, mut other) = (session(), session());
+        let (_, address) = one.allocate(SEGMENT_BYTES + 64).unwrap();
+        let refused = |outcome| matches!(outcome, Err(SegmentError::TotalLimit { limit_bytes: 8_388_608 }));
+        assert!(refused(other.allocate(64)));
+        one.release(address);
+        assert!(refused(other.allocate(64)), "the segment is still there");
+        assert!(one.allocate(SEGMENT_BYTES + 64).is_ok(), "for its session");
+        drop(one);
+        other.allocate(SEGMENT_BYTES).unwrap();
+        other.allocate(SEGMENT_BYTES).unwrap();
+        assert!(refused(other.allocate(64)));
+    }
 
     #[test]
     fn a_block_is_zero_whatever_was_there_before() {

@@ -102,6 +102,7 @@ number_table! {
         max_ah: 1..=1_048_576,
         max_rd_atomic: 1..=128,
         ring_bytes: MIB..=TIB,
+        ring_bytes_total: 4 * MIB..=TIB,
         memory_bytes: MIB..=1024 * TIB,
         max_session: 1..=4096,
         max_neighbour: 1..=65_536,

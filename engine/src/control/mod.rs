@@ -17,6 +17,7 @@ use std::sync::Arc;
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, GidType, PortAttr};
 use shm::control::{Reply, Request};
+use shm::segment::SegmentBudget;
 use wire::PathMtu;
 
 use crate::command::{Answer, Command, Shards};
@@ -80,6 +81,8 @@ pub struct Control {
     shards: Vec<ShardBook>,
     /// The master copy of the shards' tables: the same keys fit all of them.
     mrs: MrTable,
+    /// For the rings of all sessions.
+    rings: SegmentBudget,
 }
 
 impl Control {
@@ -96,7 +99,18 @@ impl Control {
         };
         let shards = (0..config.shard_count).map(book).collect();
         let mrs = MrTable::new(limits.max_mr);
-        Self { config, entropy, started: now, sessions: BTreeMap::new(), next_session: 1, next_pd: 1, shards, mrs }
+        let rings = SegmentBudget::new(limits.ring_bytes_total);
+        Self {
+            config,
+            entropy,
+            started: now,
+            sessions: BTreeMap::new(),
+            next_session: 1,
+            next_pd: 1,
+            shards,
+            mrs,
+            rings,
+        }
     }
 
     /// A client connected: the number of its session, or the sentence that refuses it.
@@ -110,7 +124,7 @@ impl Control {
         }
         let number = self.next_session;
         self.next_session = self.next_session.wrapping_add(1).max(1);
-        self.sessions.insert(number, Session::new(peer, &self.config));
+        self.sessions.insert(number, Session::new(peer, &self.config, &self.rings));
         Ok(number)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shm::control::{POPULATE_BYTES_MAX, Reply};
 use shm::mapping::{MapError, Mapping};
-use shm::segment::{Block, BlockAddress, SegmentAllocator};
+use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
 
 use super::{Answered, Peer, Refusal, errno, refuse};
@@ -112,7 +112,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(peer: Peer, config: &EngineConfig) -> Self {
+    pub(super) fn new(peer: Peer, config: &EngineConfig, rings: &SegmentBudget) -> Self {
         Self {
             peer,
             greeted: false,
@@ -131,7 +131,7 @@ impl Session {
             srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             doorbells: (0..config.shard_count).map(|_| None).collect(),
-            segments: SegmentAllocator::new(config.limits.ring_bytes),
+            segments: SegmentAllocator::within(rings.clone(), config.limits.ring_bytes),
             segments_sent: 0,
         }
     }

@@ -413,6 +413,23 @@ fn a_first_qp_that_is_refused_leaves_no_trace() {
 }
 
 #[test]
+fn the_rings_of_all_clients_have_a_limit_together() {
+    let mut options = HostOptions::new(1);
+    options.limits.ring_bytes_total = 12 << 20;
+    let mut host = Host::new(options);
+    let clients = [Client::new(&mut host, 4096), Client::new(&mut host, 4096)];
+    let cq = |host: &mut Host, client: &Client| {
+        let cq = Request::CreateCq { cqe: 1 << 16, channel: None, comp_vector: None };
+        host.request(client.session, cq, vec![]).0
+    };
+    // Each has a segment of 4 MiB. The CQ is of 4 MiB and its words: 4 MiB that are left are not enough.
+    let sentence = "rings of all clients would need more than the daemon's limit of 12582912 bytes";
+    assert_eq!(cq(&mut host, &clients[0]), Reply::Refused { errno: ENOMEM, message: sentence.to_owned() });
+    host.control.close_session(&mut host.shards, clients[0].session);
+    assert!(matches!(cq(&mut host, &clients[1]), Reply::Cq { .. }), "what a client had is free again");
+}
+
+#[test]
 fn memory_that_can_not_be_trusted_is_not_attached() {
     let mut pair = Pair::new(Connect::default());
     let session = pair.clients[0].session;
