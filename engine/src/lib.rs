@@ -15,6 +15,7 @@ pub mod control;
 pub mod counters;
 mod cq;
 mod events;
+pub mod gsi;
 mod mr;
 mod neigh;
 mod qp;

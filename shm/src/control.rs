@@ -3,6 +3,8 @@
 //! A message is a postcard-encoded [`Request`], [`Reply`] or [`AsyncEvent`], one a SOCK_SEQPACKET datagram of at most
 //! [`MESSAGE_BYTES_MAX`]; file descriptors ride along by SCM_RIGHTS. Every value in a request is hostile input to the daemon.
 
+pub mod cm;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -196,6 +198,8 @@ pub enum Request {
     },
     /// Sessions and what they hold: [`Reply::Sessions`].
     ListSessions,
+    /// Connection management: [`Reply::Cm`], or as the request says.
+    Cm(cm::CmRequest),
 }
 
 /// What the daemon answers.
@@ -305,6 +309,8 @@ pub enum Reply {
     QpDetail(Box<QpDetail>),
     /// Sessions.
     Sessions(Vec<SessionSummary>),
+    /// Connection management.
+    Cm(cm::CmReply),
 }
 
 /// Counters of a daemon: names as in the kernel where one exists there (`docs/counters.md`).

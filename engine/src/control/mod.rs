@@ -226,6 +226,7 @@ impl Control {
             Request::ListQps { after } => self.list_qps(shards, number, session, after),
             Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,
             Request::ListSessions => self.list_sessions(number, session),
+            Request::Cm(_) => return refuse(errno::EOPNOTSUPP, "connection management is not offered yet"),
         };
         Ok((reply, Vec::new()))
     }
