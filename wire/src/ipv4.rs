@@ -1,6 +1,6 @@
 //! IPv4 header (RFC 791) and the Internet checksum (RFC 1071).
 
-use core::net::Ipv4Addr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use crate::field::Fields;
 
@@ -40,6 +40,18 @@ pub(crate) const fn fold(sum: u32) -> u16 {
     let twice = (once & 0xffff) + (once >> 16);
     let [_, _, high, low] = twice.to_be_bytes();
     u16::from_be_bytes([high, low])
+}
+
+/// The sum that a transport checksum folds: pseudo header (RFC 768, RFC 8200 section 8.1) and `segment`.
+pub(crate) fn transport_sum(src: IpAddr, dst: IpAddr, protocol: u8, segment: &[u8]) -> u32 {
+    let sum_address = |sum, address| match address {
+        IpAddr::V4(v4) => sum_words(sum, &v4.octets()),
+        IpAddr::V6(v6) => sum_words(sum, &v6.octets()),
+    };
+    // An IP payload has at most 65,535 bytes. A longer one cannot match its own length field.
+    let length = u16::try_from(segment.len()).unwrap_or(u16::MAX);
+    let sum = sum_address(sum_address(u32::from(protocol) + u32::from(length), src), dst);
+    sum_words(sum, segment)
 }
 
 /// An IPv4 header without options.

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use crate::Qpn;
 use crate::field::{Fields, fixed_length_header};
-use crate::ipv4::{PROTOCOL_UDP, fold, sum_words};
+use crate::ipv4::{PROTOCOL_UDP, fold, transport_sum};
 
 mod field {
     pub(super) const SRC_PORT: usize = 0;
@@ -66,19 +66,7 @@ fixed_length_header!(UdpRepr);
 /// Cost: reads the whole datagram.
 #[must_use]
 pub fn checksum_ok(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> bool {
-    fold(checksum_sum(src, dst, datagram)) == 0xffff
-}
-
-/// The sum over pseudo header and datagram (RFC 768, RFC 8200 section 8.1), not folded.
-fn checksum_sum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> u32 {
-    let sum_address = |sum, address| match address {
-        IpAddr::V4(v4) => sum_words(sum, &v4.octets()),
-        IpAddr::V6(v6) => sum_words(sum, &v6.octets()),
-    };
-    // An IP payload has at most 65,535 bytes. A longer one cannot match its own length field.
-    let length = u16::try_from(datagram.len()).unwrap_or(u16::MAX);
-    let sum = sum_address(sum_address(u32::from(PROTOCOL_UDP) + u32::from(length), src), dst);
-    sum_words(sum, datagram)
+    fold(transport_sum(src, dst, PROTOCOL_UDP, datagram)) == 0xffff
 }
 
 /// The UDP source port of a flow label, of which 20 bits count (IBTA A17): 0xC000..=0xFFFF.
@@ -136,7 +124,7 @@ mod tests {
             let mut datagram = vec![0xa5; usize::from(payload_len) + 8];
             let mut repr = UdpRepr { src_port: 0xc001, dst_port: ROCE_PORT, length: payload_len + 8, checksum: 0 };
             repr.emit(&mut datagram).unwrap();
-            repr.checksum = !fold(checksum_sum(src, dst, &datagram));
+            repr.checksum = !fold(transport_sum(src, dst, PROTOCOL_UDP, &datagram));
             repr.emit(&mut datagram).unwrap();
             assert!(checksum_ok(src, dst, &datagram), "{payload_len}");
             datagram[3] ^= 1;
