@@ -41,6 +41,7 @@ struct GidLine {
     ip: String,
     #[serde(rename = "type")]
     gid_type: &'static str,
+    vlan: Option<u16>,
 }
 
 /// Asks for the device and each of its ports, and prints them.
@@ -70,7 +71,8 @@ fn write_text(device: &Device, verbose: bool, out: &mut impl Write) -> io::Resul
             port.limits.write_text(out, "    ")?;
         }
         let gids = port.gids.iter().map(|gid| {
-            vec![format!("GID[{}]", gid.index), gid.gid.clone(), gid.gid_type.to_owned(), format!("({})", gid.ip)]
+            let vlan = gid.vlan.map_or_else(String::new, |vlan| format!("vlan {vlan}"));
+            vec![format!("GID[{}]", gid.index), gid.gid.clone(), gid.gid_type.to_owned(), format!("({})", gid.ip), vlan]
         });
         write_table(out, &table(&[], &[], gids), "    ")?;
     }
@@ -140,6 +142,7 @@ fn gid(entry: &GidEntry) -> GidLine {
         gid: entry.gid.to_string(),
         ip: entry.gid.ip().to_string(),
         gid_type: entry.gid_type.name(),
+        vlan: entry.vlan,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use engine::config::PortConfig;
+use engine::config::{PortAddress, PortConfig};
 use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, QueuePair, StartedPort, Vdev, VdevParseError};
 use thiserror::Error;
 use wire::MacAddr;
@@ -196,7 +196,7 @@ impl PortIo {
         let Link { speed_mbit_per_s, .. } = port.link();
         let config = PortConfig {
             mac: port.mac(),
-            addresses,
+            addresses: addresses.into_iter().map(PortAddress::from).collect(),
             interface_mtu: mtu_bytes.min(device_mtu),
             answers_arp: guard.is_none(),
             speed_mbps: if speed_mbit_per_s == SPEED_UNKNOWN { 0 } else { speed_mbit_per_s },

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use wire::{Gid, MacAddr, PathMtu};
+use shm::attr::{GidEntry, GidType};
+use wire::{Gid, MacAddr, PathMtu, VlanTag};
 
 /// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,13 +71,39 @@ impl Default for Limits {
     }
 }
 
+/// An address of a port, and how it is spoken from: one entry of the GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortAddress {
+    /// The address. Unspecified = a free entry.
+    pub ip: IpAddr,
+    /// The VLAN that it belongs to, 1 to 4094; `None` = untagged frames.
+    pub vlan: Option<u16>,
+    /// The version of RoCE that is spoken from it.
+    pub gid_type: GidType,
+}
+
+impl PortAddress {
+    /// The VLAN that a tag says: none if it is for the priority only (IEEE 802.1Q 9.6).
+    #[inline]
+    pub fn vlan_of(tag: Option<VlanTag>) -> Option<u16> {
+        tag.map(|tag| tag.vid).filter(|&vid| vid != 0)
+    }
+}
+
+/// RoCEv2 without a VLAN.
+impl From<IpAddr> for PortAddress {
+    fn from(ip: IpAddr) -> Self {
+        Self { ip, vlan: None, gid_type: GidType::RoceV2 }
+    }
+}
+
 /// A port, as the daemon found it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
     /// MAC address.
     pub mac: MacAddr,
     /// Addresses; GID `i` is address `i`. IPv4 first, so that GID 0 is the routable IPv4-mapped one.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Vec<PortAddress>,
     /// Layer 3 bytes of the largest frame.
     pub interface_mtu: u16,
     /// True if this port answers ARP itself; false where the kernel owns the interface's addresses and answers.
@@ -100,9 +127,25 @@ impl PortConfig {
         PathMtu::largest_within(payload).unwrap_or(PathMtu::M256)
     }
 
-    /// The GID table: one entry an address.
-    pub fn gids(&self) -> impl Iterator<Item = Gid> + '_ {
-        self.addresses.iter().map(|&ip| Gid::from_ip(ip))
+    /// The entries of the GID table that are in use.
+    pub fn gids(&self) -> impl Iterator<Item = GidEntry> + '_ {
+        let used = (0..).zip(&self.addresses).filter(|(_, address)| !address.ip.is_unspecified());
+        used.map(|(index, address)| GidEntry {
+            gid: Gid::from_ip(address.ip),
+            index,
+            gid_type: address.gid_type,
+            vlan: address.vlan,
+        })
+    }
+
+    /// The address at an index of the GID table; `None` if there is none or the entry is free.
+    pub fn address(&self, gid_index: u8) -> Option<PortAddress> {
+        self.addresses.get(usize::from(gid_index)).copied().filter(|address| !address.ip.is_unspecified())
+    }
+
+    /// Whether the port has an address in a VLAN.
+    pub fn has_address(&self, ip: IpAddr, vlan: Option<u16>) -> bool {
+        !ip.is_unspecified() && self.addresses.iter().any(|address| address.ip == ip && address.vlan == vlan)
     }
 }
 

@@ -18,6 +18,7 @@ mod events;
 pub mod gsi;
 mod mr;
 mod neigh;
+mod path;
 mod qp;
 mod ready;
 mod shard;

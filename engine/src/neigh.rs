@@ -189,7 +189,7 @@ impl NeighTable {
     /// fills no room. Requests are answered if the port answers ARP at all. A packet that claims one of our addresses for
     /// another MAC is ignored (RFC 5227 2.4).
     pub(crate) fn handle_arp(&mut self, now: Time, arp: &ArpRepr, port: &PortConfig) -> ArpOutcome {
-        let is_ours = |ip: Ipv4Addr| port.addresses.contains(&IpAddr::V4(ip));
+        let is_ours = |ip: Ipv4Addr| port.has_address(IpAddr::V4(ip), None);
         if arp.sender_mac == port.mac {
             // Our own, come back.
             return ArpOutcome::default();

@@ -545,6 +545,8 @@ pub struct GidEntry {
     pub index: u32,
     /// Its kind.
     pub gid_type: GidType,
+    /// The VLAN that it belongs to; `None` = untagged frames.
+    pub vlan: Option<u16>,
 }
 
 /// Depth, SGEs and limit of an SRQ (`ibv_srq_attr`).

@@ -74,9 +74,13 @@ fn port(number: u8) -> PortAttr {
 }
 
 fn gids() -> Vec<GidEntry> {
-    let gid =
-        |index, gid_type, ip: &str| GidEntry { gid: Gid::from_ip(ip.parse().expect("an address")), index, gid_type };
-    vec![gid(0, GidType::RoceV2, "10.77.0.10"), gid(1, GidType::RoceV1, "fe80::5054:ff:feab:a")]
+    let gid = |index, gid_type, ip: &str, vlan| GidEntry {
+        gid: Gid::from_ip(ip.parse().expect("an address")),
+        index,
+        gid_type,
+        vlan,
+    };
+    vec![gid(0, GidType::RoceV2, "10.77.0.10", None), gid(1, GidType::RoceV1, "fe80::5054:ff:feab:a", Some(77))]
 }
 
 fn summary(qpn: u32) -> QpSummary {

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shm::ABI_VERSION;
-use shm::attr::{DeviceAttr, GidEntry, GidType, PortAttr};
+use shm::attr::{DeviceAttr, GidEntry, PortAttr};
 use shm::control::{Reply, Request};
 use shm::segment::SegmentBudget;
 use wire::PathMtu;
@@ -322,5 +322,5 @@ fn port_attr(port: &PortConfig) -> PortAttr {
 }
 
 fn gid_entries(port: &PortConfig) -> Vec<GidEntry> {
-    port.gids().zip(0..).map(|(gid, index)| GidEntry { gid, index, gid_type: GidType::RoceV2 }).collect()
+    port.gids().collect()
 }

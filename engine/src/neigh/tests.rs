@@ -41,7 +41,7 @@ fn arp(operation: ArpOperation, sender_mac: MacAddr, sender_ip: Ipv4Addr, target
 fn port() -> PortConfig {
     PortConfig {
         mac: OUR_MAC,
-        addresses: vec![OUR_IP.into()],
+        addresses: vec![IpAddr::from(OUR_IP).into()],
         interface_mtu: 1_500,
         answers_arp: true,
         speed_mbps: 0,

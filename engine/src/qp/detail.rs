@@ -32,7 +32,7 @@ impl Qp {
             pid: 0,
             shard,
             dest_qpn: self.dest_qpn.value(),
-            peer: if self.body.template.is_some() { self.body.peer_ip.to_string() } else { String::new() },
+            peer: self.body.path.as_ref().map_or_else(String::new, |path| path.peer().to_string()),
             path_mtu: self.body.cold.attr.path_mtu,
             sq_outstanding: outstanding,
         };

@@ -1,7 +1,7 @@
 //! A queue pair: its state, split by how often a packet touches it.
 //!
 //! * [`Qp`] itself is the hot part, four cache lines: identity, the requester's and the responder's PSNs and cursors.
-//! * [`QpBody`] is what a packet touches once it is accepted: header template, rings, private copies of work requests.
+//! * [`QpBody`] is what a packet touches once it is accepted: path, rings, private copies of work requests.
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
@@ -18,24 +18,22 @@ mod slot;
 pub(crate) mod state;
 mod transfer;
 
-use std::net::{IpAddr, Ipv4Addr};
-
 use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType};
 use shm::layout::{Cqe, QueueShape, Sge};
 use shm::ring::{BadBlock, RecvFetcher, SendFetcher};
 use shm::segment::Block;
-use wire::buf::Dest;
-use wire::{Msn, PathMtu, PathTemplate, Pkey, Psn, Qpn};
+use wire::{Msn, PathMtu, Pkey, Psn, Qpn};
 
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
+use crate::path::Path;
 use crate::shard::Env;
 use crate::time::Time;
 pub(crate) use requester::Step;
 use responder::{Nak, Resource, WriteCursor};
 use slot::SendSlot;
 
-/// No SRQ, no neighbour.
+/// No SRQ.
 const NONE: u32 = u32::MAX;
 
 /// A queue pair. The hot part: four cache lines.
@@ -147,11 +145,8 @@ pub(crate) enum Message {
 /// What a packet touches once it is accepted.
 #[derive(Debug)]
 pub(crate) struct QpBody {
-    /// Headers before the BTH; `None` before RTR.
-    template: Option<PathTemplate>,
-    dest: Dest,
-    our_ip: IpAddr,
-    peer_ip: IpAddr,
+    /// `None` before RTR.
+    path: Option<Path>,
     sq: SendFetcher,
     slots: Box<[SendSlot]>,
     sges: Box<[Sge]>,
@@ -180,7 +175,6 @@ pub(crate) struct Cold {
     block: Block,
     cap: QpCap,
     attr: QpAttr,
-    neighbour: u32,
     error: Option<ErrorCause>,
     last_nak: Option<(u8, Psn)>,
     last_wqe_reported: bool,
@@ -230,13 +224,9 @@ impl Qp {
     pub fn new(config: QpConfig) -> Result<Box<Self>, BadBlock> {
         let QpConfig { sq, rq, block, .. } = config;
         let depth = sq.depth as usize;
-        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let recv_sges = rq.max_sge.max(config.srq_max_sge) as usize;
         let body = QpBody {
-            template: None,
-            dest: Dest::Wire,
-            our_ip: unspecified,
-            peer_ip: unspecified,
+            path: None,
             sq: SendFetcher::new(&block, sq)?,
             slots: vec![SendSlot::EMPTY; depth].into_boxed_slice(),
             sges: vec![Sge::default(); depth * sq.max_sge as usize].into_boxed_slice(),
@@ -255,7 +245,6 @@ impl Qp {
                 block,
                 cap: config.cap,
                 attr: QpAttr { cap: config.cap, ..QpAttr::default() },
-                neighbour: NONE,
                 error: None,
                 last_nak: None,
                 last_wqe_reported: false,

@@ -1,22 +1,16 @@
 //! The control side of a QP: state changes, attributes, its path.
 
-use std::net::IpAddr;
-
 use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpState};
 use shm::control::AsyncEvent;
 use shm::ring::set_qp_error;
-use wire::buf::Dest;
-use wire::{AckTimeout, MacAddr, PathFields, PathMtu, PathTemplate, Pkey, Psn, Qpn};
+use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
 
 use super::state::{AttrLimits, ModifyError, check_transition};
-use super::{Cold, NONE, Qp, Requester, Responder};
+use super::{Cold, Qp, Requester, Responder};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
+use crate::path::Path;
 use crate::shard::Env;
-use crate::shard_of;
-
-/// Time to live where the address vector leaves it at 0.
-const DEFAULT_HOP_LIMIT: u8 = 64;
 
 impl Qp {
     /// Changes state and attributes: all that the mask names, or nothing.
@@ -141,7 +135,7 @@ impl Qp {
 
     /// Back to RESET: rings empty, no path, no attributes.
     pub(crate) fn reset(&mut self, env: &mut Env) {
-        self.release_neighbour(env);
+        self.release_path(env);
         self.state = QpState::Reset;
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
@@ -149,13 +143,12 @@ impl Qp {
         self.access = AccessFlags::NONE;
         env.timers.cancel(self.index);
         let body = &mut *self.body;
-        body.template = None;
         body.sq.reset();
         if let Some(rq) = &mut body.rq {
             rq.reset();
         }
         body.recv.taken = false;
-        let Cold { block, cap, attr, error, last_nak, last_wqe_reported, counters, neighbour: _ } = &mut body.cold;
+        let Cold { block, cap, attr, error, last_nak, last_wqe_reported, counters } = &mut body.cold;
         *attr = QpAttr { cap: *cap, ..QpAttr::default() };
         (*error, *last_nak, *last_wqe_reported) = (None, None, false);
         *counters = QpCounters::default();
@@ -170,82 +163,48 @@ impl Qp {
         }
     }
 
-    /// Takes over the address vector: addresses, neighbour, header template.
+    /// Takes over the address vector and the peer's QPN.
     fn set_path(&mut self, env: &mut Env, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
-        let port_index = usize::from(attr.ah_attr.port_num.max(1) - 1);
-        let port = env.ports.get_mut(port_index).ok_or(ModifyError::NoSuchPort { port_num: attr.ah_attr.port_num })?;
-        let gid_index = attr.ah_attr.sgid_index;
-        let ours = port.config.addresses.get(usize::from(gid_index)).copied();
-        let ours = ours.ok_or(ModifyError::NoSuchGid { index: gid_index })?;
-        let peer = attr.ah_attr.dgid.ip();
-        if ours.is_ipv4() != peer.is_ipv4() {
-            return Err(ModifyError::AddressFamily { index: gid_index });
-        }
         let dest_qpn = if mask.contains(QpAttrMask::DEST_QPN) { Qpn::new(attr.dest_qp_num) } else { self.dest_qpn };
-        let local = port.config.addresses.contains(&peer);
-        let neighbour =
-            if local { NONE } else { port.neighbours.acquire(peer).ok_or(ModifyError::NeighbourTableFull)? };
-        self.release_neighbour(env);
+        let label = wire::flow_label_from_qpns(self.qpn, dest_qpn);
+        let path = Path::resolve(&mut env.ports, &attr.ah_attr, wire::source_port_for_flow_label(label))?;
+        self.release_path(env);
         self.dest_qpn = dest_qpn;
-        self.port = port_index as u8;
+        self.port = path.port();
         let body = &mut *self.body;
-        body.dest = if local { Dest::Local { shard: shard_of(dest_qpn) } } else { Dest::Wire };
-        (body.our_ip, body.peer_ip) = (ours, peer);
-        body.cold.neighbour = neighbour;
+        body.path = Some(path);
         body.cold.attr.ah_attr = attr.ah_attr;
         body.cold.attr.dest_qp_num = dest_qpn.value();
         self.refresh_path(env);
         Ok(())
     }
 
-    fn release_neighbour(&mut self, env: &mut Env) {
-        let neighbour = std::mem::replace(&mut self.body.cold.neighbour, NONE);
-        if neighbour != NONE
-            && let Some(port) = env.ports.get_mut(usize::from(self.port))
-        {
-            port.neighbours.release(neighbour);
+    fn release_path(&mut self, env: &mut Env) {
+        if let Some(path) = self.body.path.take() {
+            path.release(&mut env.ports);
         }
     }
 
-    /// True if the QP sends to this neighbour of its port.
-    pub(crate) fn uses_neighbour(&self, neighbour: u32) -> bool {
-        self.body.cold.neighbour == neighbour
+    /// True if the QP sends to this neighbour of a port.
+    pub(crate) fn uses_neighbour(&self, port: u8, neighbour: u32) -> bool {
+        self.body.path.as_ref().is_some_and(|path| path.uses_neighbour(port, neighbour))
     }
 
-    /// Builds the header template anew and lets the requester go if the neighbour is known.
+    /// Takes over what has become known of the path's neighbour, and lets the requester go if that is its MAC.
     pub(crate) fn refresh_path(&mut self, env: &mut Env) {
-        let Some(port) = env.ports.get(usize::from(self.port)) else { return };
-        let body = &mut *self.body;
-        let mac =
-            if body.cold.neighbour == NONE { Some(port.config.mac) } else { port.neighbours.mac(body.cold.neighbour) };
-        let ah = &body.cold.attr.ah_attr;
-        let label =
-            if ah.flow_label != 0 { ah.flow_label } else { wire::flow_label_from_qpns(self.qpn, self.dest_qpn) };
-        let fields = PathFields {
-            src_mac: port.config.mac,
-            dst_mac: mac.unwrap_or(MacAddr::ZERO),
-            vlan: None,
-            src_ip: body.our_ip,
-            dst_ip: body.peer_ip,
-            traffic_class: ah.traffic_class,
-            hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
-            udp_src_port: wire::source_port_for_flow_label(label),
-            ipv4_ident: 0,
-            flow_label: ah.flow_label,
-            roce_v1: false,
-        };
-        body.template = PathTemplate::new(&fields);
-        self.req.unresolved = mac.is_none() || body.template.is_none();
+        let Some(path) = &mut self.body.path else { return };
+        path.refresh(&env.ports);
+        self.req.unresolved = !path.is_resolved();
         if !self.req.unresolved && matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.schedule_requests(env);
         }
         self.schedule_answers(env);
     }
 
-    /// Our address and the peer's.
+    /// A frame came by the QP's path.
     #[inline]
-    pub(crate) fn addresses(&self) -> (IpAddr, IpAddr) {
-        (self.body.our_ip, self.body.peer_ip)
+    pub(crate) fn path_matches(&self, frame: &Frame<'_>) -> bool {
+        self.body.path.as_ref().is_some_and(|path| path.matches(frame))
     }
 
     /// The P_Key that its packets carry.

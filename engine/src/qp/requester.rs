@@ -299,10 +299,11 @@ impl Qp {
         payload_len: usize,
     ) -> Result<(), ErrorCause> {
         let body = &*self.body;
-        let Some(template) = &body.template else { return Err(ErrorCause::FrameTooLong) };
+        let Some(path) = &body.path else { return Err(ErrorCause::FrameTooLong) };
+        let (template, dest) = (path.template(), path.dest(self.dest_qpn));
         let frame_len = template.frame_len(ext.len(), payload_len);
         let mut fault = None;
-        let sent = tx.push(body.dest, frame_len, |frame| {
+        let sent = tx.push(dest, frame_len, |frame| {
             template.write_packet(frame, bth, ext, payload_len, |payload, crc| {
                 let filled = if slot.flags.contains(SendFlags::INLINE) {
                     let start = index * body.cold.cap.max_inline_data as usize + offset as usize;
@@ -322,7 +323,7 @@ impl Qp {
         });
         match (sent, fault) {
             (true, None) => {
-                env.count_transmit(self.port, body.dest, frame_len);
+                env.count_transmit(self.port, dest, frame_len);
                 Ok(())
             }
             (_, Some(cause)) => Err(cause),

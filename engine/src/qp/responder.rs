@@ -643,10 +643,11 @@ impl Qp {
         let ext: &[u8] = if first || last { &aeth } else { &[] };
         let bth = self.response_bth(opcode, r.first_psn.add(r.next));
         let body = &*self.body;
-        let Some(template) = &body.template else { return false };
+        let Some(path) = &body.path else { return false };
+        let (template, dest) = (path.template(), path.dest(self.dest_qpn));
         let frame_len = template.frame_len(ext.len(), payload_len as usize);
         let mut found = true;
-        let sent = tx.push(body.dest, frame_len, |buf| {
+        let sent = tx.push(dest, frame_len, |buf| {
             template.write_packet(buf, &bth, ext, payload_len as usize, |payload, crc| {
                 if payload.is_empty() {
                     return crc;
@@ -660,7 +661,7 @@ impl Qp {
             found
         });
         if sent {
-            env.count_transmit(self.port, body.dest, frame_len);
+            env.count_transmit(self.port, dest, frame_len);
         }
         sent
     }
@@ -712,12 +713,13 @@ impl Qp {
     #[inline]
     fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> bool {
         let body = &*self.body;
-        let Some(template) = &body.template else { return false };
+        let Some(path) = &body.path else { return false };
+        let (template, dest) = (path.template(), path.dest(self.dest_qpn));
         debug_assert!(ext.len() <= ExtHeaders::MAX_BYTES);
         let frame_len = template.frame_len(ext.len(), 0);
-        let sent = tx.push(body.dest, frame_len, |buf| template.write_packet(buf, bth, ext, 0, |_, crc| crc) > 0);
+        let sent = tx.push(dest, frame_len, |buf| template.write_packet(buf, bth, ext, 0, |_, crc| crc) > 0);
         if sent {
-            env.count_transmit(self.port, body.dest, frame_len);
+            env.count_transmit(self.port, dest, frame_len);
         }
         sent
     }

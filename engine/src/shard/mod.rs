@@ -253,8 +253,8 @@ impl Shard {
         }
         while tx.room() > 0 && state.neighbours.next_deadline() <= now {
             let Some(request) = state.neighbours.poll_request(now) else { break };
-            let ours = state.config.addresses.iter().find_map(|ip| match ip {
-                std::net::IpAddr::V4(ip) => Some(*ip),
+            let ours = state.config.addresses.iter().find_map(|address| match address.ip {
+                std::net::IpAddr::V4(ip) => Some(ip),
                 std::net::IpAddr::V6(_) => None,
             });
             let (Some(ours), std::net::IpAddr::V4(target)) = (ours, request.target) else { continue };

@@ -1,7 +1,5 @@
 //! Frames that came in: to the QP they are for, or to a counter that says why not.
 
-use std::net::IpAddr;
-
 use shm::attr::{QpState, QpType};
 use wire::{ArpRepr, EtherType, EthernetRepr, Frame, FrameError, OpKind, Pkey, ServiceType};
 
@@ -87,7 +85,7 @@ impl Shard {
     /// A neighbour's MAC is known now, or another: QPs that send to it get new templates.
     fn refresh_paths(&mut self, port: u8, neighbour: u32) {
         for qp in self.qps.iter_mut().flatten() {
-            if qp.port == port && qp.uses_neighbour(neighbour) {
+            if qp.uses_neighbour(port, neighbour) {
                 qp.refresh_path(&mut self.env);
             }
         }
@@ -121,18 +119,13 @@ fn check_path(qp: &Qp, port: u8, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Co
     if !takes {
         return Err(|c| c.rx_wrong_state += 1);
     }
-    if qp.port != port || !addresses_match(qp.addresses(), frame) {
+    if qp.port != port || !qp.path_matches(frame) {
         return Err(|c| c.rx_wrong_path += 1);
     }
     if info.kind == OpKind::Cnp {
         return Err(|c| c.rp_cnp_received += 1);
     }
     Ok(())
-}
-
-#[inline]
-fn addresses_match((ours, peer): (IpAddr, IpAddr), frame: &Frame<'_>) -> bool {
-    frame.src_ip() == peer && frame.dst_ip() == ours
 }
 
 #[inline]

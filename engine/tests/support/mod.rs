@@ -1,6 +1,7 @@
 //! Two engines, their clients' rings and a wire between them, on one thread and a clock of their own.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ impl Host {
     pub(crate) fn new(options: HostOptions) -> Self {
         let port = PortConfig {
             mac: MacAddr(options.mac),
-            addresses: vec![options.ip.into()],
+            addresses: vec![IpAddr::from(options.ip).into()],
             interface_mtu: 9000,
             answers_arp: true,
             speed_mbps: 100_000,

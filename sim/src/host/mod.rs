@@ -7,6 +7,7 @@ mod endpoint;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -136,7 +137,7 @@ impl Host {
     pub fn new(number: u8, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
         let port = PortConfig {
             mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
-            addresses: vec![[10, 0, 0, number + 1].into()],
+            addresses: vec![IpAddr::from([10, 0, 0, number + 1]).into()],
             interface_mtu: mtu,
             answers_arp: true,
             speed_mbps: 0,

@@ -182,7 +182,7 @@ impl State {
             Request::QueryPort { .. } => just(Reply::Port(PortAttr { active_mtu: 3, ..PortAttr::default() })),
             Request::QueryGids { .. } => {
                 let gid = Gid::from_ip("10.0.0.1".parse().unwrap());
-                just(Reply::Gids(vec![GidEntry { gid, index: 0, gid_type: GidType::RoceV2 }]))
+                just(Reply::Gids(vec![GidEntry { gid, index: 0, gid_type: GidType::RoceV2, vlan: None }]))
             }
             Request::AttachMemory { bytes } => {
                 let handle = self.new_handle();

@@ -1,0 +1,163 @@
+//! The path of a QP or of an address handle: from the words of an address vector to headers that are ready to send.
+//!
+//! Who has a path keeps the neighbour that it goes by in use, so it gives the path back by [`Path::release`].
+
+use std::net::IpAddr;
+
+use shm::attr::{AhAttr, GidType};
+use wire::buf::Dest;
+use wire::multicast::group_mac;
+use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag};
+
+use crate::config::PortAddress;
+use crate::qp::state::ModifyError;
+use crate::shard::PortState;
+use crate::shard_of;
+
+/// Time to live where the address vector leaves it at 0.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// Where its frames go first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hop {
+    /// To a QP of this engine: by memory.
+    Local,
+    /// To all members of a multicast group.
+    Group(MacAddr),
+    /// To the neighbour with this index in the port's table.
+    Neighbour(u32),
+}
+
+/// A resolved address vector.
+#[derive(Clone, Debug)]
+pub(crate) struct Path {
+    /// Headers before the BTH. Without a MAC as long as the neighbour is not known.
+    template: PathTemplate,
+    ours: PortAddress,
+    peer: IpAddr,
+    hop: Hop,
+    /// Port, from 0.
+    port: u8,
+    is_resolved: bool,
+    /// Of its own, or picked by the address vector's flow label.
+    udp_src_port: u16,
+    ah: AhAttr,
+}
+
+impl Path {
+    /// The path that an address vector describes. `udp_src_port` is used where it has no flow label that picks one.
+    ///
+    /// Puts the neighbour to use; if its MAC is not known yet, it is asked for and the path is not resolved before
+    /// [`refresh`](Self::refresh) says so. Multicast groups are taken too: it is for the caller to refuse them.
+    ///
+    /// # Errors
+    /// The address vector names no port or GID of ours, our GID and the peer's are of different families, or the
+    /// neighbour table is full: nothing is held then.
+    pub(crate) fn resolve(ports: &mut [PortState], ah: &AhAttr, udp_src_port: u16) -> Result<Self, ModifyError> {
+        let index = ah.port_num.max(1) - 1;
+        let port = ports.get_mut(usize::from(index)).ok_or(ModifyError::NoSuchPort { port_num: ah.port_num })?;
+        let ours = port.config.address(ah.sgid_index).ok_or(ModifyError::NoSuchGid { index: ah.sgid_index })?;
+        let peer = ah.dgid.ip();
+        if ours.ip.is_ipv4() != peer.is_ipv4() {
+            return Err(ModifyError::AddressFamily { index: ah.sgid_index });
+        }
+        let udp_src_port = match ah.flow_label {
+            0 => udp_src_port,
+            label => wire::source_port_for_flow_label(label),
+        };
+        let fields = path_fields(ah, &ours, peer, port.config.mac, udp_src_port);
+        let template = PathTemplate::new(&fields).ok_or(ModifyError::AddressFamily { index: ah.sgid_index })?;
+        // The only step that takes anything: it comes last.
+        let hop = match group_mac(peer) {
+            Some(mac) => Hop::Group(mac),
+            None if port.config.has_address(peer, ours.vlan) => Hop::Local,
+            None => Hop::Neighbour(port.neighbours.acquire(peer).ok_or(ModifyError::NeighbourTableFull)?),
+        };
+        let mut path = Self { template, ours, peer, hop, port: index, is_resolved: false, udp_src_port, ah: *ah };
+        path.refresh(ports);
+        Ok(path)
+    }
+
+    /// Gives the neighbour back.
+    pub(crate) fn release(self, ports: &mut [PortState]) {
+        if let (Hop::Neighbour(index), Some(port)) = (self.hop, ports.get_mut(usize::from(self.port))) {
+            port.neighbours.release(index);
+        }
+    }
+
+    /// Builds the headers anew from what is known of the port and the neighbour now.
+    pub(crate) fn refresh(&mut self, ports: &[PortState]) {
+        let Some(port) = ports.get(usize::from(self.port)) else { return };
+        let mac = match self.hop {
+            Hop::Local => Some(port.config.mac),
+            Hop::Group(mac) => Some(mac),
+            Hop::Neighbour(index) => port.neighbours.mac(index),
+        };
+        let mut fields = path_fields(&self.ah, &self.ours, self.peer, port.config.mac, self.udp_src_port);
+        fields.dst_mac = mac.unwrap_or(MacAddr::ZERO);
+        let template = PathTemplate::new(&fields);
+        self.is_resolved = mac.is_some() && template.is_some();
+        if let Some(template) = template {
+            self.template = template;
+        }
+    }
+
+    /// Headers before the BTH; of use if the path [is resolved](Self::is_resolved).
+    #[inline]
+    pub(crate) fn template(&self) -> &PathTemplate {
+        &self.template
+    }
+
+    /// Where a frame to a QP at the path's end goes.
+    #[inline]
+    pub(crate) fn dest(&self, dest_qpn: Qpn) -> Dest {
+        if self.hop == Hop::Local { Dest::Local { shard: shard_of(dest_qpn) } } else { Dest::Wire }
+    }
+
+    /// The next hop's MAC is known: it can be used.
+    #[inline]
+    pub(crate) fn is_resolved(&self) -> bool {
+        self.is_resolved
+    }
+
+    /// It goes by this neighbour of this port.
+    pub(crate) fn uses_neighbour(&self, port: u8, neighbour: u32) -> bool {
+        self.port == port && self.hop == Hop::Neighbour(neighbour)
+    }
+
+    /// Port, from 0.
+    pub(crate) fn port(&self) -> u8 {
+        self.port
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
+    /// A frame came this way: between these two addresses, in this VLAN and this version of RoCE.
+    #[inline]
+    pub(crate) fn matches(&self, frame: &Frame<'_>) -> bool {
+        frame.src_ip() == self.peer
+            && frame.dst_ip() == self.ours.ip
+            && frame.is_roce_v1() == (self.ours.gid_type == GidType::RoceV1)
+            && PortAddress::vlan_of(frame.vlan()) == self.ours.vlan
+    }
+}
+
+/// The headers of a path, with no destination MAC yet.
+fn path_fields(ah: &AhAttr, ours: &PortAddress, peer: IpAddr, src_mac: MacAddr, udp_src_port: u16) -> PathFields {
+    PathFields {
+        src_mac,
+        dst_mac: MacAddr::ZERO,
+        vlan: ours.vlan.map(|vid| VlanTag { pcp: ah.sl, dei: false, vid }),
+        src_ip: ours.ip,
+        dst_ip: peer,
+        traffic_class: ah.traffic_class,
+        hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
+        udp_src_port,
+        ipv4_ident: 0,
+        flow_label: ah.flow_label,
+        roce_v1: ours.gid_type == GidType::RoceV1,
+    }
+}
