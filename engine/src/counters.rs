@@ -61,12 +61,24 @@ counters! {
         rx_bad_pkey,
         /// Addresses are not those of the QP's path.
         rx_wrong_path,
+        /// Q_Key of a UD datagram that does not match.
+        rx_bad_qkey,
         /// Opcode of another service than the QP's.
         rx_wrong_service,
         /// The QP's state takes no such packet.
         rx_wrong_state,
         /// CNPs received.
         rp_cnp_received,
+        /// Management datagrams received for QP1.
+        rx_mad_packets,
+        /// Packets for QP1 that are no management datagram: wrong opcode, size, Q_Key or source QP.
+        rx_bad_mad_packets,
+        /// Management datagrams received and dropped because the control side is behind.
+        rx_lost_mad_packets,
+        /// Management datagrams sent.
+        tx_mad_packets,
+        /// Management datagrams not sent: too many at a time, no such path, or the neighbour does not answer.
+        tx_lost_mad_packets,
     }
 }
 
@@ -111,6 +123,12 @@ counters! {
         resp_remote_access_errors,
         /// Failures of our own as responder: NAK 3.
         resp_local_operation_err,
+        /// UC packets dropped: the rest of a message with a gap, no receive posted, or a request that can't be executed.
+        uc_dropped_packets,
+        /// UD datagrams dropped because no receive was posted.
+        ud_no_receive,
+        /// UD datagrams dropped because their receive was too short or no good.
+        ud_dropped_packets,
         /// NAKs received that broke a QP.
         req_remote_errors,
         /// Work requests of clients that were wrong.

@@ -63,9 +63,8 @@ impl Control {
         session: &mut Session,
         wanted: WantedQp,
     ) -> Result<Answered, Refusal> {
-        if wanted.qp_type != QpType::Rc {
-            let message = format!("QP type {} is not offered yet: this version has RC", wanted.qp_type);
-            return refuse(errno::EOPNOTSUPP, message);
+        if wanted.qp_type == QpType::Ud {
+            return refuse(errno::EOPNOTSUPP, "QP type UD is not offered yet: this version has RC and UC");
         }
         let pd_number = session.pd(wanted.pd)?;
         let placement = place_qp(session, &wanted)?;

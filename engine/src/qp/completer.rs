@@ -1,6 +1,6 @@
 //! The completer: matches acknowledgements and responses to work requests. IBTA 9.7.5.
 
-use shm::attr::{QpState, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use shm::attr::{QpState, QpType, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
 use wire::{Frame, NakCode, OpKind, Psn, RnrTimer, Syndrome};
 
@@ -130,7 +130,7 @@ impl Qp {
 
     /// Completes the oldest work request with success and moves on to the next. The caller retires its slot.
     #[inline]
-    fn finish_oldest(&mut self, env: &mut Env, slot: &SendSlot) {
+    pub(super) fn finish_oldest(&mut self, env: &mut Env, slot: &SendSlot) {
         let ahead = self.req.nxt_slot != self.req.una_slot;
         self.req.una_slot = self.req.una_slot.wrapping_add(1);
         if slot.opcode.is_read_or_atomic() && ahead {
@@ -309,7 +309,8 @@ impl Qp {
         done.is_ok()
     }
 
-    /// Completes the oldest work request with an error and puts the QP in ERR. IBTA 10.7.3.3: whatever is behind it is flushed.
+    /// Completes the oldest work request with an error and puts the QP in ERR, or its send queue in SQE (UC, UD). IBTA 10.7.3.3:
+    /// whatever is behind it is flushed.
     pub(super) fn fail_oldest(&mut self, env: &mut Env, status: WcStatus, cause: ErrorCause) {
         if self.req.una_slot != self.req.fetched {
             let slot = self.body.slots[self.slot_index(self.req.una_slot)];
@@ -325,6 +326,10 @@ impl Qp {
             self.complete(env, self.send_cq, cqe, true);
             self.body.sq.retire(1);
         }
-        self.enter_error(env, cause);
+        if self.kind == QpType::Rc {
+            self.enter_error(env, cause);
+        } else {
+            self.enter_send_error(env, cause);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The way into ERR, and the completions of everything that was posted. IBTA 10.3.1.
+//! The way into ERR and SQE, and the completions of everything that was posted. IBTA 10.3.1.
 
 use shm::attr::{QpState, WcOpcode, WcStatus, WrOpcode};
 use shm::control::AsyncEvent;
@@ -27,14 +27,41 @@ impl Qp {
         self.schedule(env, Output::Flush);
     }
 
+    /// A send of a UC or UD QP has failed: its send queue stops and is flushed, its receive queue goes on. IBTA 10.3.1.6.
+    pub(super) fn enter_send_error(&mut self, env: &mut Env, cause: ErrorCause) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        self.state = QpState::Sqe;
+        self.body.cold.error = Some(cause);
+        self.req.rnr_until = Time::NEVER;
+        self.schedule(env, Output::Flush);
+    }
+
+    /// The way from SQE back to RTS: what was posted before is flushed, what comes next starts a message of its own.
+    pub(super) fn leave_send_error(&mut self, env: &mut Env) {
+        // As many as the queue has, so that a client that keeps posting can't keep the shard here.
+        let mut left = self.body.slots.len();
+        while left > 0 && self.flush_one_send(env) {
+            left -= 1;
+        }
+        let req = &mut self.req;
+        (req.una_psn, req.max_psn) = (req.nxt_psn, req.nxt_psn);
+        (req.nxt_slot, req.started, req.nxt_packet) = (req.una_slot, req.una_slot, 0);
+        self.body.cold.error = None;
+    }
+
     /// Flushes up to `limit` work requests. True if there may be more.
     pub(crate) fn flush(&mut self, env: &mut Env, limit: u32) -> bool {
-        if self.state != QpState::Err {
+        if !matches!(self.state, QpState::Err | QpState::Sqe) {
             return false;
         }
         let mut left = limit;
         while left > 0 && self.flush_one_send(env) {
             left -= 1;
+        }
+        if self.state == QpState::Sqe {
+            return left == 0;
         }
         while left > 0 && self.flush_one_recv(env) {
             left -= 1;

@@ -5,10 +5,11 @@
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
-//! answers, `completer` matches answers to work requests, `flush` empties the queues of a QP in ERR, `modify` is the control
+//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `flush` empties the queues of a QP in ERR, `modify` is the control
 //! side, `state` the table of legal transitions.
 
 mod completer;
+mod datagram;
 mod detail;
 mod flush;
 mod modify;
@@ -17,6 +18,7 @@ mod responder;
 mod slot;
 pub(crate) mod state;
 mod transfer;
+mod unreliable;
 
 use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType};
 use shm::layout::{Cqe, QueueShape, Sge};

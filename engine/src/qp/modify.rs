@@ -108,6 +108,9 @@ impl Qp {
         match next {
             QpState::Err => self.enter_error(env, ErrorCause::ByApplication),
             QpState::Rts => {
+                if self.state == QpState::Sqe {
+                    self.leave_send_error(env);
+                }
                 self.state = QpState::Rts;
                 self.body.cold.attr.sq_draining = 0;
                 self.schedule_requests(env);
@@ -125,7 +128,7 @@ impl Qp {
     /// Tells the owner once that a draining send queue has drained. IBTA 10.3.1.5.
     #[inline]
     pub(super) fn report_drained(&mut self, env: &mut Env) {
-        if self.state == QpState::Sqd && self.req.una_psn == self.req.max_psn {
+        if self.state == QpState::Sqd && self.req.una_psn == self.req.max_psn && self.req.nxt_packet == 0 {
             let attr = &mut self.body.cold.attr;
             if std::mem::take(&mut attr.sq_draining) == 1 && attr.en_sqd_async_notify == 1 {
                 env.push_event(self.session, AsyncEvent::SqDrained { qpn: self.qpn.value() });

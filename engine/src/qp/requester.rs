@@ -8,6 +8,7 @@ use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, Psn, RethRepr, Rkey};
 use super::slot::{SendSlot, WqeError};
 use super::{Qp, transfer};
 use crate::cause::ErrorCause;
+use crate::mr::MrTable;
 use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
@@ -30,25 +31,25 @@ pub(super) const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 const OUTSTANDING_PSNS_MAX: u32 = 1 << 23;
 
 /// Extension headers of a request, in order, in one buffer.
-struct ExtBytes {
+pub(super) struct ExtBytes {
     bytes: [u8; ExtHeaders::MAX_BYTES],
     len: usize,
 }
 
 impl ExtBytes {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { bytes: [0; ExtHeaders::MAX_BYTES], len: 0 }
     }
 
     #[inline]
-    fn put<const N: usize>(&mut self, header: [u8; N]) {
+    pub(super) fn put<const N: usize>(&mut self, header: [u8; N]) {
         if let Some(target) = self.bytes.get_mut(self.len..self.len + N) {
             target.copy_from_slice(&header);
             self.len += N;
         }
     }
 
-    fn as_slice(&self) -> &[u8] {
+    pub(super) fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 }
@@ -59,7 +60,7 @@ impl Qp {
     pub(crate) fn handle_doorbell(&mut self, env: &mut Env) {
         match self.state {
             QpState::Rts => self.schedule_requests(env),
-            QpState::Err => self.schedule(env, Output::Flush),
+            QpState::Err | QpState::Sqe => self.schedule(env, Output::Flush),
             // Before RTS, and while the send queue drains, work requests wait in the ring.
             _ => {}
         }
@@ -200,14 +201,15 @@ impl Qp {
             slot.first_psn = psn;
             self.body.slots[index].first_psn = psn;
         }
-        let opcode = slot.packet_opcode(packet);
+        let opcode = slot.packet_opcode(self.kind, packet);
         let offset = packet << self.mtu.shift();
         let left = slot.length - offset;
         let payload_len = if slot.sends_payload() { left.min(self.mtu.bytes()) } else { 0 };
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
         let mut ext = ExtBytes::new();
         self.put_ext_headers(&mut ext, &slot, opcode, offset, left);
-        let ack_req = self.wants_ack(env, &slot, last);
+        let reliable = self.kind == QpType::Rc;
+        let ack_req = reliable && self.wants_ack(env, &slot, last);
         let solicited = last && slot.flags.contains(SendFlags::SOLICITED) && opcode_may_solicit(slot.opcode);
         let mut bth = Bth::new(opcode, self.dest_qpn, psn);
         bth.pkey = self.pkey;
@@ -215,12 +217,7 @@ impl Qp {
         bth.solicited = solicited;
         if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize)
         {
-            let status = match cause {
-                ErrorCause::FrameTooLong => WcStatus::GeneralErr,
-                ErrorCause::BadWqe => WcStatus::LocQpOpErr,
-                _ => WcStatus::LocProtErr,
-            };
-            let error = WqeError { status, cause };
+            let error = WqeError::of_packet(cause);
             self.body.slots[index].error = Some(error);
             env.counters.req_local_errors += 1;
             if self.req.una_slot == self.req.nxt_slot {
@@ -229,6 +226,9 @@ impl Qp {
             return Step::Idle;
         }
         self.after_send(env, &slot, last, ack_req);
+        if !reliable {
+            self.complete_on_transmit(env, &slot, last);
+        }
         Step::Sent
     }
 
@@ -305,16 +305,7 @@ impl Qp {
         let mut fault = None;
         let sent = tx.push(dest, frame_len, |frame| {
             template.write_packet(frame, bth, ext, payload_len, |payload, crc| {
-                let filled = if slot.flags.contains(SendFlags::INLINE) {
-                    let start = index * body.cold.cap.max_inline_data as usize + offset as usize;
-                    let data = body.inline.get(start..start + payload.len());
-                    data.map(|data| shm::copy_crc::copy_slice_crc(payload, data, crc)).ok_or(ErrorCause::BadWqe)
-                } else {
-                    let start = index * body.sq.shape().max_sge as usize;
-                    let sges = body.sges.get(start..start + usize::from(slot.sge_count)).unwrap_or_default();
-                    transfer::gather(&env.mrs, self.pd, sges, offset, payload, crc).map_err(ErrorCause::from)
-                };
-                filled.unwrap_or_else(|cause| {
+                self.fill_payload(&env.mrs, slot, index, offset, payload, crc).unwrap_or_else(|cause| {
                     fault = Some(cause);
                     crc
                 })
@@ -331,8 +322,31 @@ impl Qp {
         }
     }
 
+    /// Copies the message's bytes from `offset` into a packet and continues the packet's ICRC over them.
     #[inline]
-    fn after_send(&mut self, env: &mut Env, slot: &SendSlot, last: bool, ack_req: bool) {
+    pub(super) fn fill_payload(
+        &self,
+        mrs: &MrTable,
+        slot: &SendSlot,
+        index: usize,
+        offset: u32,
+        payload: &mut [u8],
+        crc: u32,
+    ) -> Result<u32, ErrorCause> {
+        let body = &*self.body;
+        if slot.flags.contains(SendFlags::INLINE) {
+            let start = index * body.cold.cap.max_inline_data as usize + offset as usize;
+            let data = body.inline.get(start..start + payload.len()).ok_or(ErrorCause::BadWqe)?;
+            Ok(shm::copy_crc::copy_slice_crc(payload, data, crc))
+        } else {
+            let start = index * body.sq.shape().max_sge as usize;
+            let sges = body.sges.get(start..start + usize::from(slot.sge_count)).unwrap_or_default();
+            Ok(transfer::gather(mrs, self.pd, sges, offset, payload, crc)?)
+        }
+    }
+
+    #[inline]
+    pub(super) fn after_send(&mut self, env: &mut Env, slot: &SendSlot, last: bool, ack_req: bool) {
         let req = &mut self.req;
         req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
         self.body.cold.counters.tx_requests += 1;
@@ -418,8 +432,11 @@ impl Qp {
 const fn opcode_allowed(kind: QpType, opcode: WrOpcode) -> bool {
     match opcode {
         WrOpcode::Send | WrOpcode::SendWithImm => true,
-        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm | WrOpcode::SendWithInv => !matches!(kind, QpType::Ud),
-        WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => matches!(kind, QpType::Rc),
+        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => !matches!(kind, QpType::Ud),
+        // UC has no opcode for a SEND with invalidate (IBTA 9.2, table of opcodes).
+        WrOpcode::SendWithInv | WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
+            matches!(kind, QpType::Rc)
+        }
         WrOpcode::LocalInv | WrOpcode::BindMw => false,
     }
 }

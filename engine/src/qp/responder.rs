@@ -73,7 +73,7 @@ impl Resource {
 
 /// Why a request is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Refusal {
+pub(super) enum Refusal {
     /// No receive is posted: try again later.
     Rnr,
     /// The QP breaks: NAK with this code.
@@ -82,7 +82,7 @@ enum Refusal {
 
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::InvalidRequestReceived);
 const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
-const BAD_RECEIVE: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadReceive);
+pub(super) const BAD_RECEIVE: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadReceive);
 const BAD_RING: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadRingIndex);
 
 /// Requests whose answer carries data, and acknowledges by that.
@@ -133,7 +133,7 @@ impl Qp {
     }
 
     #[cold]
-    fn report_established(&mut self, env: &mut Env) {
+    pub(super) fn report_established(&mut self, env: &mut Env) {
         self.resp.established = true;
         if self.state == QpState::Rtr {
             env.push_event(self.session, AsyncEvent::CommEst { qpn: self.qpn.value() });
@@ -215,7 +215,7 @@ impl Qp {
         self.enter_error(env, cause);
     }
 
-    fn fail_receive(&mut self, env: &mut Env, status: WcStatus, cause: ErrorCause) {
+    pub(super) fn fail_receive(&mut self, env: &mut Env, status: WcStatus, cause: ErrorCause) {
         self.body.recv.taken = false;
         let cqe = Cqe {
             wr_id: self.body.recv.wr_id,
@@ -229,7 +229,7 @@ impl Qp {
 
     /// A request with the expected PSN.
     #[inline]
-    fn execute(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
+    pub(super) fn execute(&mut self, env: &mut Env, frame: &Frame<'_>) -> Result<(), Refusal> {
         let info = frame.info();
         // IBTA 9.7.4.1.2: opcode sequence.
         let in_order = match self.resp.message {
@@ -463,9 +463,13 @@ impl Qp {
         self.body.resources.fill(Resource::EMPTY);
     }
 
-    /// Takes a receive from the queue or the SRQ into `body.recv`.
-    fn take_receive(&mut self, env: &mut Env) -> Result<(), Refusal> {
+    /// Takes a receive from the queue or the SRQ into `body.recv`. One that a message left behind which was dropped (UC, UD) is
+    /// taken again.
+    pub(super) fn take_receive(&mut self, env: &mut Env) -> Result<(), Refusal> {
         let recv = &mut self.body.recv;
+        if recv.taken {
+            return Ok(());
+        }
         let taken = if self.srq == NONE {
             let Some(rq) = &mut self.body.rq else { return Err(Refusal::Rnr) };
             match rq.available() {
@@ -501,7 +505,7 @@ impl Qp {
 
     /// Looks at the memory of the receive just taken. A WRITE with immediate leaves it alone, so only a SEND asks.
     #[inline]
-    fn check_receive(&mut self, env: &Env) -> Result<(), Refusal> {
+    pub(super) fn check_receive(&mut self, env: &Env) -> Result<(), Refusal> {
         let recv = &mut self.body.recv;
         let sges = recv.sges.get(..recv.sge_count).unwrap_or_default();
         recv.capacity_bytes = transfer::total_length(sges).ok_or(BAD_RECEIVE)?;

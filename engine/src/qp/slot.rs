@@ -1,6 +1,6 @@
 //! The engine's private copy of a posted work request, kept until it completes: shared memory is read once.
 
-use shm::attr::{SendFlags, WcStatus, WrOpcode};
+use shm::attr::{QpType, SendFlags, WcStatus, WrOpcode};
 use wire::{Opcode, Psn};
 
 use crate::cause::ErrorCause;
@@ -10,6 +10,18 @@ use crate::cause::ErrorCause;
 pub(crate) struct WqeError {
     pub(crate) status: WcStatus,
     pub(crate) cause: ErrorCause,
+}
+
+impl WqeError {
+    /// What a work request completes with whose packet could not be built.
+    pub(crate) const fn of_packet(cause: ErrorCause) -> Self {
+        let status = match cause {
+            ErrorCause::FrameTooLong => WcStatus::GeneralErr,
+            ErrorCause::BadWqe => WcStatus::LocQpOpErr,
+            _ => WcStatus::LocProtErr,
+        };
+        Self { status, cause }
+    }
 }
 
 /// A send work request. One cache line.
@@ -67,9 +79,19 @@ impl SendSlot {
         !self.opcode.is_read_or_atomic()
     }
 
-    /// Opcode of packet `packet` of this message.
+    /// Opcode of packet `packet` of this message: the service's bits over the operation's, which all services share.
     #[inline]
-    pub(crate) fn packet_opcode(&self, packet: u32) -> Opcode {
+    pub(crate) fn packet_opcode(&self, kind: QpType, packet: u32) -> Opcode {
+        let service = match kind {
+            QpType::Rc => 0x00,
+            QpType::Uc => 0x20,
+            QpType::Ud => 0x60,
+        };
+        Opcode(self.operation(packet).0 | service)
+    }
+
+    #[inline]
+    fn operation(&self, packet: u32) -> Opcode {
         let (first, last) = (packet == 0, packet + 1 == self.packets);
         match self.opcode {
             WrOpcode::RdmaRead => Opcode::RC_READ_REQUEST,

@@ -132,7 +132,9 @@ fn check_path(qp: &Qp, port: u8, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Co
 fn dispatch(qp: &mut Qp, env: &mut Env, frame: &Frame<'_>) {
     if frame.info().kind.is_response() {
         qp.handle_response(env, frame);
-    } else {
+    } else if qp.kind == QpType::Rc {
         qp.handle_request(env, frame);
+    } else {
+        qp.handle_unreliable(env, frame);
     }
 }

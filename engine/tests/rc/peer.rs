@@ -1,4 +1,5 @@
 //! A peer that the test plays by hand: packets are made here, and answers are put in words.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use engine::ErrorCause;
 use engine::counters::{PortCounters, ShardCounters};
@@ -164,7 +165,7 @@ impl Pair {
         let psn = bth.psn.distance_from(self.base_psn(from, bth.opcode));
         let mut words = match frame.aeth() {
             Some(aeth) if bth.opcode == Opcode::RC_ACK => format!("{} +{psn}", aeth.syndrome),
-            _ => format!("{} +{psn}", frame.info().name.trim_start_matches("RC_")),
+            _ => format!("{} +{psn}", frame.info().name.trim_start_matches("RC_").trim_start_matches("UC_")),
         };
         let mut add = |word: String| words = format!("{words} {word}");
         if let Some(reth) = frame.reth() {
@@ -238,7 +239,7 @@ impl Pair {
     /// Puts a new QP in place of a side's, connected as the old one was; the peer's QP is not told.
     pub(crate) fn fresh_qp(&mut self, side: usize, cap: QpCap) {
         let (ip, peer) = (self.hosts[1 - side].ip, self.qps[1 - side].qpn);
-        let qp = self.clients[side].qp(&mut self.hosts[side], cap);
+        let qp = self.clients[side].qp_of(&mut self.hosts[side], self.connect.kind, cap);
         connect(&mut self.hosts[side], self.clients[side].session, qp.qpn, ip, peer, self.connect, side);
         self.qps[side] = qp;
     }
@@ -247,7 +248,7 @@ impl Pair {
     pub(crate) fn reconnect(&mut self) {
         let ips = [self.hosts[0].ip, self.hosts[1].ip];
         for side in 0..2 {
-            self.qps[side] = self.clients[side].qp(&mut self.hosts[side], CAP);
+            self.qps[side] = self.clients[side].qp_of(&mut self.hosts[side], self.connect.kind, CAP);
         }
         for side in 0..2 {
             let (session, qpn, peer) = (self.clients[side].session, self.qps[side].qpn, self.qps[1 - side].qpn);

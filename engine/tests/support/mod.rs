@@ -125,8 +125,11 @@ impl Host {
         for (dest, frame) in out {
             match dest {
                 wire::buf::Dest::Wire => wire.push(frame),
+                // The number comes from a client: there may be no such shard.
                 wire::buf::Dest::Local { shard } => {
-                    self.shards.shards[usize::from(shard)].handle_frame(now, 0, &frame);
+                    if let Some(shard) = self.shards.shards.get_mut(usize::from(shard)) {
+                        shard.handle_frame(now, 0, &frame);
+                    }
                 }
             }
         }
@@ -228,9 +231,13 @@ impl Client {
     }
 
     pub(crate) fn qp(&mut self, host: &mut Host, cap: QpCap) -> TestQp {
+        self.qp_of(host, QpType::Rc, cap)
+    }
+
+    pub(crate) fn qp_of(&mut self, host: &mut Host, qp_type: QpType, cap: QpCap) -> TestQp {
         let request = Request::CreateQp {
             pd: self.pd,
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: self.cq,
             recv_cq: self.cq,
             srq: None,
@@ -324,6 +331,7 @@ impl TestQp {
 /// How two QPs are connected.
 #[derive(Clone, Copy)]
 pub(crate) struct Connect {
+    pub(crate) kind: QpType,
     pub(crate) path_mtu: u8,
     pub(crate) psn: [u32; 2],
     pub(crate) timeout: u8,
@@ -332,11 +340,13 @@ pub(crate) struct Connect {
     pub(crate) min_rnr_timer: u8,
     pub(crate) rd_atomic: u8,
     pub(crate) access: AccessFlags,
+    pub(crate) qkey: u32,
 }
 
 impl Default for Connect {
     fn default() -> Self {
         Self {
+            kind: QpType::Rc,
             path_mtu: 3,
             psn: [0x0a_0000, 0x0b_0000],
             timeout: 14,
@@ -345,6 +355,7 @@ impl Default for Connect {
             min_rnr_timer: 12,
             rd_atomic: 4,
             access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,
+            qkey: 0x1111_1111,
         }
     }
 }
@@ -381,13 +392,25 @@ pub(crate) fn connect(
     side: usize,
 ) {
     let attr = attributes(peer_ip, peer_qpn, c, side);
-    for (state, mask) in STEPS {
+    for (state, mask) in steps(c.kind) {
         modify(host, session, qpn, QpAttr { qp_state: state, ..attr }, mask).unwrap();
     }
 }
 
 /// The way to RTS.
 pub(crate) const STEPS: [(QpState, QpAttrMask); 3] = [(QpState::Init, INIT), (QpState::Rtr, RTR), (QpState::Rts, RTS)];
+
+/// The same for a QP of any service.
+pub(crate) fn steps(kind: QpType) -> [(QpState, QpAttrMask); 3] {
+    use QpAttrMask as Mask;
+    let masks = match kind {
+        QpType::Rc => return STEPS,
+        QpType::Uc => [INIT, Mask(Mask::AV.0 | Mask::PATH_MTU.0 | Mask::DEST_QPN.0 | Mask::RQ_PSN.0), Mask::SQ_PSN],
+        QpType::Ud => [Mask(Mask::PKEY_INDEX.0 | Mask::PORT.0 | Mask::QKEY.0), Mask::NONE, Mask::SQ_PSN],
+    };
+    let [init, rtr, rts] = masks.map(|mask| mask | Mask::STATE);
+    [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)]
+}
 
 /// What a QP needs on its way to RTS.
 pub(crate) fn attributes(peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usize) -> QpAttr {
@@ -407,6 +430,7 @@ pub(crate) fn attributes(peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usiz
         timeout: c.timeout,
         retry_cnt: c.retry_cnt,
         rnr_retry: c.rnr_retry,
+        qkey: if c.kind == QpType::Ud { c.qkey } else { 0 },
         ..QpAttr::default()
     }
 }
@@ -459,7 +483,7 @@ impl Pair {
         let [a, b] = &mut hosts;
         let mut clients =
             [Client::with_region(a, memory_bytes, region_bytes), Client::with_region(b, memory_bytes, region_bytes)];
-        let qps = [clients[0].qp(a, CAP), clients[1].qp(b, CAP)];
+        let qps = [clients[0].qp_of(a, c.kind, CAP), clients[1].qp_of(b, c.kind, CAP)];
         let ips = [a.ip, b.ip];
         connect(a, clients[0].session, qps[0].qpn, ips[1], qps[1].qpn, c, 0);
         connect(b, clients[1].session, qps[1].qpn, ips[0], qps[0].qpn, c, 1);
