@@ -30,6 +30,7 @@ pub mod atomicacketh;
 pub mod atomiceth;
 pub mod bth;
 pub mod buf;
+pub mod cm;
 pub mod deth;
 pub mod ethernet;
 mod field;

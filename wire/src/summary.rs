@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-use crate::{ExtHeaders, Frame};
+use crate::cm::{CmMessage, MadHeader};
+use crate::{ExtHeaders, Frame, Qpn};
 
 /// For instance `10.77.0.10 > 10.77.0.11 RC_WRITE_FIRST qpn 0x000027 psn 0x0a0000 RETH va 0x7f00 rkey 0x00001a9b len 4096
 /// payload 1024 icrc ok`. Flags and fields that are zero are left out.
@@ -28,12 +29,24 @@ impl fmt::Display for Frame<'_> {
             write!(f, " tclass {:#04x}", self.traffic_class())?;
         }
         self.fmt_ext(f)?;
+        if let Some((header, message)) = self.cm_message() {
+            write!(f, " MAD tid {} {message}", header.transaction_id)?;
+        }
         let verdict = if self.icrc_ok() { "ok" } else { "bad" };
         write!(f, " payload {} icrc {verdict}", self.payload().len())
     }
 }
 
 impl Frame<'_> {
+    /// The message of connection management that the frame carries, if it is one to the general services interface.
+    ///
+    /// Cost: decodes the message.
+    #[must_use]
+    pub fn cm_message(&self) -> Option<(MadHeader, CmMessage)> {
+        let is_gsi = self.deth().is_some() && self.bth().dest_qpn == Qpn::GSI;
+        is_gsi.then(|| CmMessage::parse(self.payload()).ok()).flatten()
+    }
+
     /// The extension headers, in their order.
     fn fmt_ext(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(xrceth) = self.xrceth() {

@@ -198,6 +198,12 @@ fn add_frame(fields: &mut Fields, frame: &Frame<'_>) {
             fields.add(name, header);
         }
     }
+    if let Some((header, message)) = frame.cm_message() {
+        let transaction_id = header.transaction_id.to_string();
+        let attribute = message.attribute_id().name();
+        let mad = json!({ "transaction_id": transaction_id, "attribute": attribute, "message": message.to_string() });
+        fields.add("mad", mad);
+    }
     fields.add("payload_bytes", frame.payload().len());
 }
 

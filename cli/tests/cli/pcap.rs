@@ -99,6 +99,8 @@ fn every_capture_agrees_with_its_independent_decoding() {
             assert_eq!(packet["opcode"], words.nth(1).unwrap_or_default(), "{line}");
             assert_eq!(packet["dest_qpn"], known(line, "qp="), "{line}");
             assert_eq!(packet["psn"], known(line, "psn="), "{line}");
+            let attribute = line.split_once(" MAD ").and_then(|(_, mad)| mad.split(' ').next());
+            assert_eq!(packet["mad"]["attribute"].as_str(), attribute, "{line}");
             if let Some(reth) = packet.get("reth") {
                 let va = format!("{:#018x}", known(line, "va="));
                 assert_eq!(
@@ -113,7 +115,7 @@ fn every_capture_agrees_with_its_independent_decoding() {
 
 #[test]
 fn text_is_a_line_a_packet_and_a_summary() {
-    for name in ["rc_write_imm", "rc_atomic", "ud_ipv6", "rc_vlan"] {
+    for name in ["rc_write_imm", "rc_atomic", "ud_ipv6", "rc_vlan", "cm_loss_drep", "cm_udaddy"] {
         let run = decode(&[], &vector(&format!("{name}.pcap")));
         assert_eq!(run.status, 0);
         insta::assert_snapshot!(format!("pcap_{name}"), run.stdout);
