@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use engine::config::EngineConfig;
-use engine::{Shard, Time, shard_of};
+use engine::{Shard, Time, is_neighbour_packet, shard_of};
 use pmd::{Burst, Clock, Mbuf, QueuePair, RxQueue, TxBurst, TxQueue};
-use wire::{EtherType, dest_qpn};
+use wire::dest_qpn;
 
 use crate::handover::Handover;
 use crate::idle::{Advice, Bed, Idle, IdlePolicy};
@@ -249,18 +249,14 @@ fn sort_burst(
             }
             continue;
         }
-        if is_arp(mbuf.data()) {
+        if is_neighbour_packet(mbuf.data()) {
             copy_to_others(shard.id(), port, mbuf.data(), handover, tx);
         }
         shard.handle_frame(now, port, mbuf.data());
     }
 }
 
-fn is_arp(frame: &[u8]) -> bool {
-    frame.get(12..14).is_some_and(|field| field == EtherType::ARP.0.to_be_bytes())
-}
-
-/// Every shard has a neighbour table of its own, and all learn of each ARP packet. A copy that is lost is asked for again.
+/// Every shard has a neighbour table of its own, and all learn of each ARP or Neighbour Discovery packet. A copy that is lost is asked for again.
 #[cold]
 fn copy_to_others(own: u8, port: u8, frame: &[u8], handover: &mut Handover, tx: &TxQueue) {
     for lcore in (0..handover.lcore_count()).filter(|&lcore| lcore != usize::from(own)) {

@@ -1,6 +1,7 @@
 //! What the control side asks of a shard. Objects are made by the control side and handed over in boxes, so that a lcore
 //! neither allocates nor frees: what it removes goes back in the answer.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use shm::attr::{QpAttr, QpAttrMask, QpState};
@@ -10,6 +11,7 @@ use shm::doorbell::DoorbellPage;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
 use crate::mr::MrEntry;
+use crate::neigh::Neighbour;
 use crate::qp::Qp;
 use crate::qp::state::ModifyError;
 use crate::srq::Srq;
@@ -103,6 +105,16 @@ pub enum Command {
         /// Its key.
         key: u32,
     },
+    /// Asks for a neighbour's MAC, and has it asked for on the wire if it is not known. Neighbours stay known for 10 s without
+    /// another use. One shard is enough to ask: 0.
+    QueryNeighbour {
+        /// Port, from 0.
+        port: u8,
+        /// Its address.
+        ip: IpAddr,
+        /// The VLAN of the address of ours that is to reach it.
+        vlan: Option<u16>,
+    },
     /// Reads the counters.
     Counters,
 }
@@ -135,6 +147,8 @@ pub enum Answer {
     QpDetail(Box<QpDetail>),
     /// The region that was removed.
     Mr(Box<MrEntry>),
+    /// What is known of a neighbour ([`Answer::Missing`] if there is no room for it).
+    Neighbour(Neighbour),
     /// Counters of the shard, and of each port as this shard saw it.
     Counters(Box<(ShardCounters, Vec<PortCounters>)>),
 }

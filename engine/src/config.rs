@@ -143,10 +143,26 @@ impl PortConfig {
         self.addresses.get(usize::from(gid_index)).copied().filter(|address| !address.ip.is_unspecified())
     }
 
+    /// Whether the port has any address in a VLAN (or among untagged frames).
+    pub fn has_vlan(&self, vlan: Option<u16>) -> bool {
+        self.addresses.iter().any(|address| address.vlan == vlan)
+    }
+
+    /// The address to ask for a neighbour from: of those in its VLAN, the one that is most alike.
+    pub(crate) fn source_for(&self, neighbour: IpAddr, vlan: Option<u16>) -> Option<IpAddr> {
+        let alike = |ip: IpAddr| (bits(ip) ^ bits(neighbour)).leading_zeros();
+        let candidates = self.addresses.iter().filter(|address| address.vlan == vlan).map(|address| address.ip);
+        candidates.filter(|ip| !ip.is_unspecified() && ip.is_ipv4() == neighbour.is_ipv4()).max_by_key(|&ip| alike(ip))
+    }
+
     /// Whether the port has an address in a VLAN.
     pub fn has_address(&self, ip: IpAddr, vlan: Option<u16>) -> bool {
         !ip.is_unspecified() && self.addresses.iter().any(|address| address.ip == ip && address.vlan == vlan)
     }
+}
+
+fn bits(ip: IpAddr) -> u128 {
+    u128::from_be_bytes(Gid::from_ip(ip).0)
 }
 
 /// The transport's own settings, the same for all QPs of an engine.

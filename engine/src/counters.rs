@@ -43,6 +43,14 @@ counters! {
         tx_arp_packets,
         /// ARP packets in which another host claims one of our addresses.
         arp_address_conflict,
+        /// Neighbour Discovery packets received.
+        rx_ndp_packets,
+        /// Neighbour Discovery packets sent.
+        tx_ndp_packets,
+        /// Neighbour Discovery packets in which another host claims one of our addresses, or tries whether it is free.
+        ndp_address_conflict,
+        /// Frames of a VLAN in which the port has no address.
+        rx_unknown_vlan,
         /// Frames of other protocols: not ours.
         rx_other_packets,
         /// Frames cut short, or whose lengths contradict each other.
@@ -59,7 +67,7 @@ counters! {
         rx_unknown_qpn,
         /// P_Key that does not match.
         rx_bad_pkey,
-        /// Addresses are not those of the QP's path.
+        /// Addresses, VLAN or version of RoCE are not those of the QP's path.
         rx_wrong_path,
         /// Q_Key of a UD datagram that does not match.
         rx_bad_qkey,

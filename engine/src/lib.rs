@@ -29,6 +29,7 @@ mod timer;
 
 pub use cause::ErrorCause;
 pub use events::Event;
+pub use neigh::{Neighbour, is_neighbour_packet};
 pub use shard::Shard;
 pub use time::Time;
 

@@ -10,6 +10,7 @@ use wire::multicast::group_mac;
 use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag};
 
 use crate::config::PortAddress;
+use crate::neigh::NeighKey;
 use crate::qp::state::ModifyError;
 use crate::shard::PortState;
 use crate::shard_of;
@@ -71,7 +72,10 @@ impl Path {
         let hop = match group_mac(peer) {
             Some(mac) => Hop::Group(mac),
             None if port.config.has_address(peer, ours.vlan) => Hop::Local,
-            None => Hop::Neighbour(port.neighbours.acquire(peer).ok_or(ModifyError::NeighbourTableFull)?),
+            None => {
+                let key = NeighKey { ip: peer, vlan: ours.vlan };
+                Hop::Neighbour(port.neighbours.acquire(key).ok_or(ModifyError::NeighbourTableFull)?)
+            }
         };
         let mut path = Self { template, ours, peer, hop, port: index, is_resolved: false, udp_src_port, ah: *ah };
         path.refresh(ports);

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod discovery;
+
 impl NeighState {
     /// Whether frames can be sent to the neighbour.
     const fn is_usable(self) -> bool {
@@ -19,8 +21,8 @@ impl NeighTable {
 
     /// Address, MAC and state of every neighbour, by rising address.
     fn iter(&self) -> impl Iterator<Item = (IpAddr, Option<MacAddr>, NeighState)> + '_ {
-        let entries = self.by_ip.iter().filter_map(|&(_, slot)| self.entries[slot as usize].as_ref());
-        entries.map(|entry| (entry.ip, entry.mac, entry.state))
+        let entries = self.by_key.iter().filter_map(|&(_, slot)| self.entries[slot as usize].as_ref());
+        entries.map(|entry| (entry.key.ip, entry.mac, entry.state))
     }
 }
 
@@ -50,27 +52,37 @@ fn port() -> PortConfig {
     }
 }
 
-fn handle(table: &mut NeighTable, ms: u64, arp: &ArpRepr) -> ArpOutcome {
-    table.handle_arp(at_ms(ms), arp, &port())
+fn packet(arp: ArpRepr) -> NeighPacket {
+    NeighPacket { mac: arp.sender_mac, vlan: None, message: NeighMessage::Arp(arp) }
 }
 
-fn changed(index: u32) -> ArpOutcome {
-    ArpOutcome { changed: Some(index), ..ArpOutcome::default() }
+fn handle(table: &mut NeighTable, ms: u64, arp: &ArpRepr) -> NeighOutcome {
+    table.handle_packet(at_ms(ms), &packet(*arp), &port())
 }
 
-const UNCHANGED: ArpOutcome = ArpOutcome { reply: None, conflict: false, changed: None };
+fn changed(index: u32) -> NeighOutcome {
+    NeighOutcome { changed: Some(index), ..NeighOutcome::default() }
+}
 
-fn requests(table: &mut NeighTable, ms: u64) -> Vec<ArpRequest> {
+const PEER: NeighKey = NeighKey { ip: IpAddr::V4(PEER_IP), vlan: None };
+
+fn key(ip: impl Into<IpAddr>) -> NeighKey {
+    NeighKey { ip: ip.into(), vlan: None }
+}
+
+const UNCHANGED: NeighOutcome = NeighOutcome { reply: None, conflict: false, changed: None };
+
+fn requests(table: &mut NeighTable, ms: u64) -> Vec<NeighRequest> {
     core::iter::from_fn(|| table.poll_request(at_ms(ms))).collect()
 }
 
-const BROADCAST: ArpRequest = ArpRequest { target: IpAddr::V4(PEER_IP), unicast: None };
-const UNICAST: ArpRequest = ArpRequest { target: IpAddr::V4(PEER_IP), unicast: Some(PEER_MAC) };
+const BROADCAST: NeighRequest = NeighRequest { target: PEER, unicast: None };
+const UNICAST: NeighRequest = NeighRequest { target: PEER, unicast: Some(PEER_MAC) };
 
 /// A table that was asked for the peer at 0 ms.
 fn incomplete() -> (NeighTable, u32) {
     let mut table = NeighTable::new(4);
-    let index = table.acquire(PEER_IP.into()).unwrap();
+    let index = table.acquire(key(PEER_IP)).unwrap();
     assert_eq!(requests(&mut table, 0), [BROADCAST]);
     (table, index)
 }
@@ -84,7 +96,7 @@ fn reachable() -> (NeighTable, u32) {
 }
 
 /// Runs the clock to `until_ms` by the table's own deadlines, and returns when it asked for what.
-fn run(table: &mut NeighTable, from_ms: u64, until_ms: u64) -> Vec<(u64, ArpRequest)> {
+fn run(table: &mut NeighTable, from_ms: u64, until_ms: u64) -> Vec<(u64, NeighRequest)> {
     let mut asked = Vec::new();
     let mut now = at_ms(from_ms);
     for _ in 0..1_000 {
@@ -160,7 +172,7 @@ fn unknown_neighbours_are_added_by_requests_to_us_only() {
     handle(&mut table, 0, &arp(ArpOperation::Request, PEER_MAC, PEER_IP, OUR_IP));
     let known: Vec<_> = table.iter().collect();
     assert_eq!(known, [(PEER_IP.into(), Some(PEER_MAC), NeighState::Reachable)]);
-    let index = table.acquire(PEER_IP.into()).unwrap();
+    let index = table.acquire(key(PEER_IP)).unwrap();
     assert_eq!(table.mac(index), Some(PEER_MAC));
 }
 
@@ -175,21 +187,21 @@ fn request_for_us_is_answered_where_we_answer() {
         target_mac: PEER_MAC,
         target_ip: PEER_IP,
     };
-    assert_eq!(handle(&mut table, 0, &request).reply, Some(reply));
+    assert_eq!(handle(&mut table, 0, &request).reply, Some(NeighPacket { mac: PEER_MAC, ..packet(reply) }));
     let elsewhere = [PortConfig { answers_arp: false, ..port() }, PortConfig { addresses: Vec::new(), ..port() }];
     for port in &elsewhere {
-        assert_eq!(table.handle_arp(Time::ZERO, &request, port), UNCHANGED);
+        assert_eq!(table.handle_packet(Time::ZERO, &packet(request), port), UNCHANGED);
     }
     let probe = arp(ArpOperation::Request, PEER_MAC, Ipv4Addr::UNSPECIFIED, OUR_IP);
     let answer = handle(&mut table, 0, &probe).reply;
-    assert_eq!(answer.map(|reply| (reply.sender_ip, reply.target_mac)), Some((OUR_IP, PEER_MAC)));
+    assert_eq!(answer.map(|reply| reply.mac), Some(PEER_MAC));
     assert_eq!(table.iter().count(), 1, "a probe's sender has no address to learn");
 }
 
 #[test]
 fn claim_to_our_address_is_reported_and_ignored() {
     let (mut table, _) = reachable();
-    let conflict = ArpOutcome { conflict: true, ..UNCHANGED };
+    let conflict = NeighOutcome { conflict: true, ..UNCHANGED };
     assert_eq!(handle(&mut table, 0, &arp(ArpOperation::Request, OTHER_MAC, OUR_IP, OUR_IP)), conflict);
     assert_eq!(handle(&mut table, 0, &arp(ArpOperation::Reply, OTHER_MAC, OUR_IP, PEER_IP)), conflict);
     let own = handle(&mut table, 0, &arp(ArpOperation::Request, OUR_MAC, OUR_IP, OUR_IP));
@@ -207,7 +219,7 @@ fn impossible_hosts_are_not_learned() {
         (PEER_MAC, Ipv4Addr::new(224, 0, 0, 1)),
         (PEER_MAC, Ipv4Addr::UNSPECIFIED),
     ] {
-        assert_eq!(table.learn(Time::ZERO, ip.into(), mac), None);
+        assert_eq!(table.learn(Time::ZERO, key(ip), mac), None);
         assert_eq!(table.iter().count(), 0, "{mac} {ip}");
     }
     let (mut table, index) = reachable();
@@ -218,8 +230,8 @@ fn impossible_hosts_are_not_learned() {
 #[test]
 fn static_neighbour_is_neither_asked_for_nor_changed() {
     let (mut table, index) = incomplete();
-    assert_eq!(table.insert_static(PEER_IP.into(), PEER_MAC), Some(index));
-    assert_eq!(table.learn(Time::ZERO, PEER_IP.into(), OTHER_MAC), None);
+    assert_eq!(table.insert_static(key(PEER_IP), PEER_MAC), Some(index));
+    assert_eq!(table.learn(Time::ZERO, key(PEER_IP), OTHER_MAC), None);
     assert_eq!(table.mac(index), Some(PEER_MAC));
     assert_eq!(run(&mut table, 0, 1_000_000), []);
     table.release(index);
@@ -247,7 +259,7 @@ fn incomplete_acquired_again_and_again_asks_once_a_second() {
     let (mut table, mut index) = incomplete();
     for ms in 1..1_000 {
         table.release(index);
-        index = table.acquire(PEER_IP.into()).unwrap();
+        index = table.acquire(key(PEER_IP)).unwrap();
         assert_eq!(requests(&mut table, ms), []);
     }
     assert_eq!(requests(&mut table, 1_000), [BROADCAST]);
@@ -257,19 +269,19 @@ fn incomplete_acquired_again_and_again_asks_once_a_second() {
 fn full_table_keeps_what_is_in_use() {
     let host = |n| IpAddr::V4(Ipv4Addr::new(10, 0, 1, n));
     let mut table = NeighTable::new(3);
-    assert!(table.insert_static(host(0), OTHER_MAC).is_some());
-    let used = table.acquire(host(1)).unwrap();
+    assert!(table.insert_static(key(host(0)), OTHER_MAC).is_some());
+    let used = table.acquire(key(host(1))).unwrap();
     // Strangers that ask fill the room that is left, no more.
-    table.learn(at_ms(1), host(2), PEER_MAC);
-    table.learn(at_ms(2), host(3), PEER_MAC);
+    table.learn(at_ms(1), key(host(2)), PEER_MAC);
+    table.learn(at_ms(2), key(host(3)), PEER_MAC);
     assert_eq!(table.iter().map(|(ip, ..)| ip).collect::<Vec<_>>(), [host(0), host(1), host(2)]);
     // A neighbour that is needed takes a stranger's place.
-    let needed = table.acquire(host(4)).unwrap();
+    let needed = table.acquire(key(host(4))).unwrap();
     assert_ne!(used, needed);
-    assert_eq!(table.acquire(host(5)), None);
-    assert_eq!(table.insert_static(host(5), PEER_MAC), None);
+    assert_eq!(table.acquire(key(host(5))), None);
+    assert_eq!(table.insert_static(key(host(5)), PEER_MAC), None);
     table.release(needed);
-    assert!(table.acquire(host(5)).is_some());
+    assert!(table.acquire(key(host(5))).is_some());
 }
 
 #[test]
@@ -327,7 +339,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Acquire(n) => {
-                    if let Some(index) = table.acquire(host(n).into()) {
+                    if let Some(index) = table.acquire(key(host(n))) {
                         held.push((index, host(n).into()));
                     } else {
                         let mut used: Vec<_> = held.iter().map(|&(_, ip)| ip).collect();
@@ -351,7 +363,7 @@ proptest! {
                     let asked = run(&mut table, now_ms, now_ms + ms);
                     for &(at, request) in &asked {
                         let soon = asked.iter().filter(|&&(t, r)| r.target == request.target && (at..at + 1_000).contains(&t));
-                        prop_assert_eq!(soon.count(), 1, "more than one request a second for {}", request.target);
+                        prop_assert_eq!(soon.count(), 1, "more than one request a second for {:?}", request.target);
                     }
                     now_ms += ms;
                 }

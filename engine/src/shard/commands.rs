@@ -5,6 +5,7 @@ use shm::control::AsyncEvent;
 use super::{SessionDoorbells, Shard};
 use crate::command::{Answer, Command};
 use crate::mr::MrEntry;
+use crate::neigh::NeighKey;
 use crate::qp::Qp;
 use crate::qp::state::AttrLimits;
 use crate::ready::Output;
@@ -62,6 +63,7 @@ impl Shard {
                 let removed: Option<MrEntry> = self.env.mrs.remove(key);
                 removed.map_or(Answer::Missing, |entry| Answer::Mr(Box::new(entry)))
             }
+            Command::QueryNeighbour { port, ip, vlan } => self.query_neighbour(port, NeighKey { ip, vlan }),
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.env.counters, ports)))

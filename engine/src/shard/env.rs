@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use shm::control::AsyncEvent;
 use shm::layout::{Cqe, Sge};
 use shm::ring::BadIndex;
-use wire::ArpRepr;
 use wire::buf::Dest;
 
 use crate::config::{PortConfig, TransportConfig};
@@ -13,7 +12,7 @@ use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
 use crate::mr::MrTable;
-use crate::neigh::NeighTable;
+use crate::neigh::{NeighPacket, NeighTable};
 use crate::ready::{Output, ReadyQueues};
 use crate::srq::{Srq, SrqRecv};
 use crate::time::Time;
@@ -26,8 +25,8 @@ pub(crate) struct PortState {
     pub(crate) neighbours: NeighTable,
     pub(crate) counters: PortCounters,
     pub(crate) ready: ReadyQueues,
-    /// Answers to ARP requests that wait for room.
-    pub(crate) arp_replies: VecDeque<ArpRepr>,
+    /// Answers to neighbours that wait for room.
+    pub(crate) neigh_replies: VecDeque<NeighPacket>,
 }
 
 /// The surroundings of a QP.

@@ -4,7 +4,7 @@
 //! out by `poll_*`. One turn of the owner's loop:
 //!
 //! ```text
-//! for each port   receive a burst; handle_frame for each; handle_arp_everywhere for ARP on other shards
+//! for each port   receive a burst; handle_frame for each, and on every shard for [`is_neighbour_packet`]
 //!                 handle_doorbells, handle_timers
 //! for each port   poll_transmit into a batch; send it
 //!                 poll_wake, poll_event until they are empty
@@ -14,6 +14,7 @@
 
 mod commands;
 mod env;
+mod neighbours;
 mod receive;
 
 use std::collections::VecDeque;
@@ -21,8 +22,7 @@ use std::sync::Arc;
 
 use shm::doorbell::DoorbellPage;
 use shm::wake::Notifier;
-use wire::buf::{Dest, TxBatch};
-use wire::{ArpOperation, ArpRepr, EtherType, EthernetRepr, MacAddr};
+use wire::buf::TxBatch;
 
 use crate::config::EngineConfig;
 use crate::counters::{PortCounters, ShardCounters};
@@ -39,8 +39,8 @@ pub(crate) use env::{Env, PortState};
 /// Asynchronous events that a shard holds until its owner takes them.
 const EVENT_CAPACITY: usize = 4096;
 
-/// ARP answers that wait for room; more are dropped, and asked for again.
-const ARP_REPLIES_MAX: usize = 32;
+/// Answers to neighbours that wait for room; more are dropped, and asked for again.
+const NEIGH_REPLIES_MAX: usize = 32;
 
 /// A client's doorbells on this shard.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Shard {
             neighbours: NeighTable::new(config.limits.max_neighbour as usize),
             counters: PortCounters::default(),
             ready: ReadyQueues::default(),
-            arp_replies: VecDeque::with_capacity(ARP_REPLIES_MAX),
+            neigh_replies: VecDeque::with_capacity(NEIGH_REPLIES_MAX),
         });
         let env = Env {
             now,
@@ -150,7 +150,7 @@ impl Shard {
         fired
     }
 
-    /// When [`Shard::handle_timers`] or an ARP request is due next; [`Time::NEVER`] if nothing is.
+    /// When [`Shard::handle_timers`] or a neighbour's request is due next; [`Time::NEVER`] if nothing is.
     pub fn next_deadline(&self) -> Time {
         let timers = self.env.timers.next_deadline().unwrap_or(Time::NEVER);
         self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.neighbours.next_deadline()))
@@ -169,7 +169,7 @@ impl Shard {
     pub fn poll_transmit<T: TxBatch>(&mut self, now: Time, port: u8, tx: &mut T) -> usize {
         self.env.now = now;
         let before = tx.room();
-        self.transmit_arp(port, tx);
+        self.transmit_neighbour_packets(port, tx);
         self.flush_some(port);
         while tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Ack) {}
         loop {
@@ -240,38 +240,6 @@ impl Shard {
         }
     }
 
-    #[inline]
-    fn transmit_arp<T: TxBatch>(&mut self, port: u8, tx: &mut T) {
-        let now = self.env.now;
-        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
-        while tx.room() > 0
-            && let Some(reply) = state.arp_replies.pop_front()
-        {
-            if push_arp(tx, state.config.mac, reply.target_mac, &reply) {
-                state.counters.tx_arp_packets += 1;
-            }
-        }
-        while tx.room() > 0 && state.neighbours.next_deadline() <= now {
-            let Some(request) = state.neighbours.poll_request(now) else { break };
-            let ours = state.config.addresses.iter().find_map(|address| match address.ip {
-                std::net::IpAddr::V4(ip) => Some(ip),
-                std::net::IpAddr::V6(_) => None,
-            });
-            let (Some(ours), std::net::IpAddr::V4(target)) = (ours, request.target) else { continue };
-            let arp = ArpRepr {
-                operation: ArpOperation::Request,
-                sender_mac: state.config.mac,
-                sender_ip: ours,
-                target_mac: MacAddr::ZERO,
-                target_ip: target,
-            };
-            let dst = request.unicast.unwrap_or(MacAddr::BROADCAST);
-            if push_arp(tx, state.config.mac, dst, &arp) {
-                state.counters.tx_arp_packets += 1;
-            }
-        }
-    }
-
     /// A channel to notify: a CQ has completions that its client asked to be told of. Call until `None`, once a turn.
     #[inline]
     pub fn poll_wake(&mut self) -> Option<Arc<Notifier>> {
@@ -323,16 +291,4 @@ impl Shard {
     pub fn port_counters(&self, port: u8) -> Option<&PortCounters> {
         self.env.ports.get(usize::from(port)).map(|p| &p.counters)
     }
-}
-
-/// Queues an ARP packet.
-fn push_arp<T: TxBatch>(tx: &mut T, src: MacAddr, dst: MacAddr, arp: &ArpRepr) -> bool {
-    let len = EthernetRepr::LEN + ArpRepr::LEN;
-    tx.push(Dest::Wire, len, |buf| {
-        let Some((head, body)) = buf.split_first_chunk_mut::<{ EthernetRepr::LEN }>() else { return false };
-        *head = EthernetRepr { dst, src, ether_type: EtherType::ARP }.to_bytes();
-        let Some(body) = body.first_chunk_mut() else { return false };
-        *body = arp.to_bytes();
-        true
-    })
 }

@@ -1,10 +1,12 @@
 //! Frames that came in: to the QP they are for, or to a counter that says why not.
 
 use shm::attr::{QpState, QpType};
-use wire::{ArpRepr, EtherType, EthernetRepr, Frame, FrameError, OpKind, Pkey, ServiceType};
+use wire::{Frame, FrameError, OpKind, Pkey, ServiceType};
 
 use super::{Env, Shard};
 use crate::QPN_INDEX_MASK;
+use crate::config::PortAddress;
+use crate::neigh::NeighPacket;
 use crate::qp::Qp;
 use crate::time::Time;
 
@@ -29,6 +31,12 @@ impl Shard {
             counters.rx_icrc_encapsulated += 1;
             return;
         }
+        if let Some(tag) = frame.vlan()
+            && !state.config.has_vlan(PortAddress::vlan_of(Some(tag)))
+        {
+            counters.rx_unknown_vlan += 1;
+            return;
+        }
         let bth = frame.bth();
         let qpn = bth.dest_qpn.value();
         let index = qpn & QPN_INDEX_MASK;
@@ -49,45 +57,15 @@ impl Shard {
         let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
         let counters = &mut state.counters;
         match error {
-            FrameError::NotRoce => {
-                let Some((head, body)) = bytes.split_first_chunk::<{ EthernetRepr::LEN }>() else { return };
-                let ethernet = EthernetRepr::from_bytes(head);
-                match ArpRepr::parse(body) {
-                    Some(arp) if ethernet.ether_type == EtherType::ARP => self.handle_arp(port, arp),
-                    _ => counters.rx_other_packets += 1,
-                }
-            }
+            FrameError::NotRoce => match NeighPacket::parse(bytes) {
+                Some(packet) if state.config.has_vlan(packet.vlan) => self.handle_neighbour(port, &packet),
+                Some(_) => counters.rx_unknown_vlan += 1,
+                None => counters.rx_other_packets += 1,
+            },
             FrameError::BadIpChecksum | FrameError::BadUdpChecksum => counters.rx_checksum_err += 1,
             FrameError::UnknownOpcode(_) => counters.rx_unknown_opcode += 1,
             FrameError::BadTver(_) => counters.rx_bad_tver += 1,
             _ => counters.rx_malformed_packets += 1,
-        }
-    }
-
-    /// An ARP packet: learned from, and answered if it asks for one of our addresses.
-    pub(super) fn handle_arp(&mut self, port: u8, arp: ArpRepr) {
-        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
-        state.counters.rx_arp_packets += 1;
-        let outcome = state.neighbours.handle_arp(self.env.now, &arp, &state.config);
-        // Every shard keeps its own table and sees every ARP packet; one answer is enough.
-        if self.id == 0
-            && let Some(reply) = outcome.reply
-            && state.arp_replies.len() < state.arp_replies.capacity()
-        {
-            state.arp_replies.push_back(reply);
-        }
-        state.counters.arp_address_conflict += u64::from(outcome.conflict);
-        if let Some(neighbour) = outcome.changed {
-            self.refresh_paths(port, neighbour);
-        }
-    }
-
-    /// A neighbour's MAC is known now, or another: QPs that send to it get new templates.
-    fn refresh_paths(&mut self, port: u8, neighbour: u32) {
-        for qp in self.qps.iter_mut().flatten() {
-            if qp.uses_neighbour(port, neighbour) {
-                qp.refresh_path(&mut self.env);
-            }
         }
     }
 }

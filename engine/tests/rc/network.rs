@@ -150,7 +150,7 @@ fn pair_towards_a_stranger() -> Pair {
     let mut pair = Pair::new(Connect::default());
     let qp = pair.clients[0].qp(&mut pair.hosts[0], CAP);
     let (session, peer, c) = (pair.clients[0].session, pair.qps[1].qpn, pair.connect);
-    connect(&mut pair.hosts[0], session, qp.qpn, [10, 0, 0, 7], peer, c, 0);
+    connect(&mut pair.hosts[0], session, qp.qpn, [10, 0, 0, 7].into(), peer, c, 0);
     pair.qps[0] = qp;
     pair
 }

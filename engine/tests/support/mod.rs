@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortConfig, TransportConfig};
+use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
 use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WcStatus};
@@ -41,13 +41,15 @@ impl Shards for Direct {
 pub(crate) struct Host {
     pub(crate) control: Control,
     pub(crate) shards: Direct,
-    pub(crate) ip: [u8; 4],
+    /// That of GID 0.
+    pub(crate) ip: IpAddr,
 }
 
 /// What a host is made with.
 pub(crate) struct HostOptions {
-    pub(crate) ip: [u8; 4],
+    pub(crate) addresses: Vec<PortAddress>,
     pub(crate) mac: [u8; 6],
+    pub(crate) interface_mtu: u16,
     pub(crate) shard_count: u8,
     pub(crate) transport: TransportConfig,
     pub(crate) limits: Limits,
@@ -63,8 +65,9 @@ impl HostOptions {
             state
         });
         Self {
-            ip: [10, 0, 0, n],
+            addresses: vec![IpAddr::from([10, 0, 0, n]).into()],
             mac: [2, 0, 0, 0, 0, n],
+            interface_mtu: 9000,
             shard_count: 1,
             transport: TransportConfig::default(),
             limits: Limits::default(),
@@ -75,10 +78,11 @@ impl HostOptions {
 
 impl Host {
     pub(crate) fn new(options: HostOptions) -> Self {
+        let ip = options.addresses[0].ip;
         let port = PortConfig {
             mac: MacAddr(options.mac),
-            addresses: vec![IpAddr::from(options.ip).into()],
-            interface_mtu: 9000,
+            addresses: options.addresses,
+            interface_mtu: options.interface_mtu,
             answers_arp: true,
             speed_mbps: 100_000,
             driver: "test".to_owned(),
@@ -95,7 +99,7 @@ impl Host {
         let shards = (0..options.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..options.shard_count).map(|_| Arc::new(WakeFd::new().unwrap())).collect();
         let control = Control::new(config, options.entropy, Time::ZERO);
-        Self { control, shards: Direct { shards, wakes, now: Time::ZERO }, ip: options.ip }
+        Self { control, shards: Direct { shards, wakes, now: Time::ZERO }, ip }
     }
 
     pub(crate) fn request(&mut self, session: u32, request: Request, fds: Vec<OwnedFd>) -> (Reply, Vec<OwnedFd>) {
@@ -386,7 +390,7 @@ pub(crate) fn connect(
     host: &mut Host,
     session: u32,
     qpn: u32,
-    peer_ip: [u8; 4],
+    peer_ip: IpAddr,
     peer_qpn: u32,
     c: Connect,
     side: usize,
@@ -413,9 +417,9 @@ pub(crate) fn steps(kind: QpType) -> [(QpState, QpAttrMask); 3] {
 }
 
 /// What a QP needs on its way to RTS.
-pub(crate) fn attributes(peer_ip: [u8; 4], peer_qpn: u32, c: Connect, side: usize) -> QpAttr {
+pub(crate) fn attributes(peer_ip: IpAddr, peer_qpn: u32, c: Connect, side: usize) -> QpAttr {
     let ah_attr =
-        AhAttr { dgid: Gid::from_ip(peer_ip.into()), sgid_index: 0, hop_limit: 64, port_num: 1, ..AhAttr::default() };
+        AhAttr { dgid: Gid::from_ip(peer_ip), sgid_index: 0, hop_limit: 64, port_num: 1, ..AhAttr::default() };
     QpAttr {
         port_num: 1,
         qp_access_flags: c.access,

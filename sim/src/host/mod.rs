@@ -22,7 +22,7 @@ use shm::mapping::Mapping;
 use shm::segment::BlockAddress;
 use shm::wake::WakeFd;
 use wire::buf::{Dest, VecBatch};
-use wire::{EtherType, MacAddr};
+use wire::MacAddr;
 
 use crate::random::Stream;
 use endpoint::SessionEndpoint;
@@ -285,7 +285,7 @@ impl Host {
 
 impl Inner {
     fn receive(&mut self, frame: Vec<u8>) {
-        if is_arp(&frame) {
+        if engine::is_neighbour_packet(&frame) {
             // Every shard has a neighbour table of its own.
             let (first, others) = self.rx.split_at_mut(1);
             others.iter_mut().for_each(|queue| queue.push_back(frame.clone()));
@@ -371,8 +371,4 @@ impl Inner {
         self.control.close_session(&mut self.engine, session);
         self.sessions.remove(&session);
     }
-}
-
-fn is_arp(frame: &[u8]) -> bool {
-    frame.get(12..14).is_some_and(|field| field == EtherType::ARP.0.to_be_bytes())
 }
