@@ -73,7 +73,7 @@ impl Daemon {
                 driver = info.driver,
                 interface = info.kernel_interface.as_deref().unwrap_or("-"),
                 mac = %info.mac,
-                addresses = ?info.addresses,
+                addresses = info.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
                 mtu = info.interface_mtu,
                 path_mtu = info.active_mtu().bytes(),
                 "port is up"

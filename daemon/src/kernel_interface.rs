@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::bind;
+use nix::sys::socket::{LinkAddr, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use thiserror::Error;
 use wire::{EtherType, ROCE_PORT};
@@ -114,7 +114,7 @@ fn guard(address: IpAddr) -> std::io::Result<Socket> {
 
 /// Becomes readable when a RoCEv2 frame comes to an interface: for an lcore that sleeps. The frames themselves come by the port.
 ///
-/// A packet socket of the smallest size, which takes one byte of a frame or two and then drops what comes until it is drained.
+/// A packet socket of the smallest size for one kind of RoCE frames, in any VLAN, which takes one byte of a frame or two and then drops what comes until it is drained.
 #[derive(Debug)]
 pub(crate) struct PacketTap {
     socket: Socket,
@@ -124,22 +124,29 @@ pub(crate) struct PacketTap {
 const TAP_FRAMES_MAX: usize = 64;
 
 impl PacketTap {
-    /// A tap on an interface of this network namespace. Needs CAP_NET_RAW.
+    /// Taps for each kind of RoCE frames on an interface of this network namespace. Needs CAP_NET_RAW.
     ///
     /// # Errors
     /// What the operating system says.
-    pub(crate) fn open(interface: &str) -> std::io::Result<Self> {
+    pub(crate) fn open_all(interface: &str) -> std::io::Result<Vec<Self>> {
         let links = getifaddrs()?.filter(|entry| entry.interface_name == interface);
         let link = links.filter_map(|entry| entry.address?.as_link_addr().copied()).next();
         let link = link.ok_or(ErrorKind::NotFound)?;
-        let ipv4 = Protocol::from(i32::from(EtherType::IPV4.0.to_be()));
-        let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(ipv4))?;
+        let (ipv4, ipv6) = (one_byte_of_roce_over_ipv4(), one_byte_of_roce_over_ipv6());
+        let every = [SockFilter::new(RETURN_CONSTANT, 0, 0, 1)];
+        let kinds = [(EtherType::IPV4, &ipv4[..]), (EtherType::IPV6, &ipv6), (EtherType::ROCE_V1, &every)];
+        kinds.into_iter().map(|(ether_type, filter)| Self::open(&link, ether_type, filter)).collect()
+    }
+
+    fn open(link: &LinkAddr, ether_type: EtherType, filter: &[SockFilter]) -> std::io::Result<Self> {
+        let protocol = Protocol::from(i32::from(ether_type.0.to_be()));
+        let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(protocol))?;
         socket.set_nonblocking(true)?;
         // The kernel rounds up to its least.
         socket.set_recv_buffer_size(0)?;
-        socket.attach_filter(&one_byte_of_roce())?;
+        socket.attach_filter(filter)?;
         // The address names no protocol, so that the socket's stays.
-        bind(socket.as_raw_fd(), &link)?;
+        bind(socket.as_raw_fd(), link)?;
         Ok(Self { socket })
     }
 
@@ -156,18 +163,32 @@ impl AsFd for PacketTap {
     }
 }
 
+const LOAD_BYTE: u16 = 0x30;
+const LOAD_HALF: u16 = 0x28;
+const LOAD_HEADER_LENGTH_TO_X: u16 = 0xb1;
+const LOAD_HALF_AT_X: u16 = 0x48;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const UDP: u32 = 17;
+
 /// A filter that sees packets from their IPv4 header on: one byte of those to RoCE's UDP port, nothing of others.
-fn one_byte_of_roce() -> [SockFilter; 7] {
-    const LOAD_BYTE: u16 = 0x30;
-    const LOAD_HEADER_LENGTH_TO_X: u16 = 0xb1;
-    const LOAD_HALF_AT_X: u16 = 0x48;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const UDP: u32 = 17;
+fn one_byte_of_roce_over_ipv4() -> [SockFilter; 7] {
     [
         SockFilter::new(LOAD_BYTE, 0, 0, 9),
         SockFilter::new(JUMP_IF_EQUAL, 0, 4, UDP),
         SockFilter::new(LOAD_HEADER_LENGTH_TO_X, 0, 0, 0),
         SockFilter::new(LOAD_HALF_AT_X, 0, 0, 2),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, ROCE_PORT.into()),
+        SockFilter::new(RETURN_CONSTANT, 0, 0, 1),
+        SockFilter::new(RETURN_CONSTANT, 0, 0, 0),
+    ]
+}
+
+/// The same from the IPv6 header on.
+fn one_byte_of_roce_over_ipv6() -> [SockFilter; 6] {
+    [
+        SockFilter::new(LOAD_BYTE, 0, 0, 6),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 3, UDP),
+        SockFilter::new(LOAD_HALF, 0, 0, 42),
         SockFilter::new(JUMP_IF_EQUAL, 0, 1, ROCE_PORT.into()),
         SockFilter::new(RETURN_CONSTANT, 0, 0, 1),
         SockFilter::new(RETURN_CONSTANT, 0, 0, 0),
@@ -212,10 +233,12 @@ mod tests {
 
     #[test]
     fn a_tap_tells_of_roce_frames_and_of_nothing_else() {
-        let Ok(mut tap) = PacketTap::open("lo") else {
+        let Ok(mut taps) = PacketTap::open_all("lo") else {
             println!("skipped: a packet socket needs CAP_NET_RAW");
             return;
         };
+        let mut tap = taps.remove(0);
+        let mut ipv6_tap = taps.remove(0);
         let readable = |tap: &PacketTap| {
             let mut fds = [nix::poll::PollFd::new(tap.as_fd(), nix::poll::PollFlags::POLLIN)];
             nix::poll::poll(&mut fds, 20_u16).unwrap() > 0
@@ -237,5 +260,16 @@ mod tests {
         tap.drain();
         sender.send_to(b"frame", (address, ROCE_PORT)).unwrap();
         assert!(readable(&tap), "what was dropped while it was full does not keep it deaf");
+
+        // Loopback without IPv6 is possible: then there is nothing to hear.
+        let Ok(sender) = std::net::UdpSocket::bind("[::1]:0") else { return };
+        let stays_silent = (0..100).any(|_| {
+            ipv6_tap.drain();
+            let _refused = sender.send_to(b"other", ("::1", ROCE_PORT + 1));
+            !readable(&ipv6_tap)
+        });
+        assert!(stays_silent);
+        let _refused = sender.send_to(b"frame", ("::1", ROCE_PORT));
+        assert!(readable(&ipv6_tap));
     }
 }

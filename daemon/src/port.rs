@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use engine::config::{PortAddress, PortConfig};
 use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, QueuePair, StartedPort, Vdev, VdevParseError};
+use shm::attr::GidType;
 use thiserror::Error;
 use wire::MacAddr;
 
@@ -13,6 +14,9 @@ use crate::middleware::{FaultSetup, LcoreQueues, Middleware, MiddlewareError};
 
 /// The largest IP packet that the engine ever builds is 4096 bytes and 80 of headers; rounded up.
 pub const MTU_BYTES_DEFAULT: u16 = 4200;
+
+/// Addresses that an operator may name: with a link-local one and RoCEv1, their GIDs have indexes of 8 bits.
+pub const ADDRESS_COUNT_MAX: usize = 100;
 
 /// Ethernet header and one VLAN tag.
 const LINK_HEADER_BYTES: u32 = 14 + 4;
@@ -34,8 +38,10 @@ pub enum Device {
 pub struct PortSetup {
     /// Which device.
     pub device: Device,
-    /// Its addresses. Empty = those of the kernel's interface, where the device shares one.
-    pub addresses: Vec<IpAddr>,
+    /// Its addresses. No untagged one = those of the kernel's interface, where the device shares one.
+    pub addresses: Vec<PortAddress>,
+    /// Each address is a RoCEv1 GID as well.
+    pub roce_v1: bool,
     /// Its MAC address; `None` = the device's.
     pub mac: Option<MacAddr>,
     /// The largest IP packet, bytes. What the device can do, and the kernel's interface, lower it.
@@ -60,7 +66,8 @@ impl PortSetup {
         let usual = pmd::PortConfig::default();
         Self {
             device,
-            addresses,
+            addresses: addresses.into_iter().map(PortAddress::from).collect(),
+            roce_v1: false,
             mac: None,
             mtu_bytes: MTU_BYTES_DEFAULT,
             queue_pairs: 1,
@@ -131,6 +138,18 @@ impl OpenPort {
     }
 }
 
+/// The GIDs of a port: RoCEv2 before RoCEv1, IPv4 before IPv6, untagged before tagged, else as they are named. So GID 0 is the
+/// routable one that applications take by default. A port of our own that is given no link-local address has the usual one.
+fn gid_table(mut addresses: Vec<PortAddress>, mac: MacAddr, is_own: bool, roce_v1: bool) -> Vec<PortAddress> {
+    if is_own && !addresses.iter().any(|address| address.is_link_local() && address.vlan.is_none()) {
+        addresses.push(PortAddress::link_local(mac));
+    }
+    addresses.sort_by_key(|address| (address.ip.is_ipv6(), address.vlan.is_some()));
+    let versions: &[GidType] = if roce_v1 { &[GidType::RoceV2, GidType::RoceV1] } else { &[GidType::RoceV2] };
+    let table = versions.iter().flat_map(|&gid_type| addresses.iter().map(move |&a| PortAddress { gid_type, ..a }));
+    table.collect()
+}
+
 impl PortIo {
     /// Makes the device (a virtual one), starts it, and takes over the kernel's settings where the kernel has the interface.
     ///
@@ -151,9 +170,12 @@ impl PortIo {
         };
         let (addresses, guard) = match &interface {
             Some(interface) => {
-                let addresses = kernel_interface::addresses(interface, &setup.addresses)?;
-                let guard = RoceUdpGuard::new(&addresses)?;
-                (addresses, Some(guard))
+                let (tagged, untagged): (Vec<_>, Vec<_>) = setup.addresses.iter().partition(|a| a.vlan.is_some());
+                let untagged: Vec<IpAddr> = untagged.iter().map(|address| address.ip).collect();
+                let untagged = kernel_interface::addresses(interface, &untagged)?;
+                let addresses: Vec<_> = untagged.into_iter().map(PortAddress::from).chain(tagged).collect();
+                let ips: Vec<IpAddr> = addresses.iter().map(|address| address.ip).collect();
+                (addresses, Some(RoceUdpGuard::new(&ips)?))
             }
             None => (setup.addresses.clone(), None),
         };
@@ -167,36 +189,36 @@ impl PortIo {
             promiscuous: false,
             pad_short_frames: None,
         })?;
-        let mut io = Self::assemble(port, addresses, mtu_bytes, guard)?;
+        let mut io = Self::assemble(port, addresses, setup.roce_v1, mtu_bytes, guard)?;
         io.add_middleware(setup)?;
         Ok(io)
     }
 
-    /// A port that is running already and belongs to us alone, with these addresses: it answers ARP itself.
+    /// A port that is running already and belongs to us alone, with these addresses: it answers ARP and Neighbour Discovery itself.
     ///
     /// # Errors
     /// [`OpenError::NoAddress`].
     pub fn from_started(port: StartedPort, addresses: Vec<IpAddr>) -> Result<Self, OpenError> {
         let mtu_bytes = u16::try_from(port.mtu_bytes()).unwrap_or(u16::MAX);
-        Self::assemble(port, addresses, mtu_bytes, None)
+        let addresses = addresses.into_iter().map(PortAddress::from).collect();
+        Self::assemble(port, addresses, false, mtu_bytes, None)
     }
 
     fn assemble(
         mut port: StartedPort,
-        mut addresses: Vec<IpAddr>,
+        addresses: Vec<PortAddress>,
+        roce_v1: bool,
         mtu_bytes: u16,
         guard: Option<RoceUdpGuard>,
     ) -> Result<Self, OpenError> {
         if addresses.is_empty() {
             return Err(OpenError::NoAddress { name: port.name().to_owned() });
         }
-        // GID 0 is then the routable one.
-        addresses.sort_by_key(IpAddr::is_ipv6);
         let device_mtu = u16::try_from(port.mtu_bytes()).unwrap_or(u16::MAX);
         let Link { speed_mbit_per_s, .. } = port.link();
         let config = PortConfig {
             mac: port.mac(),
-            addresses: addresses.into_iter().map(PortAddress::from).collect(),
+            addresses: gid_table(addresses, port.mac(), guard.is_none(), roce_v1),
             interface_mtu: mtu_bytes.min(device_mtu),
             answers_arp: guard.is_none(),
             speed_mbps: if speed_mbit_per_s == SPEED_UNKNOWN { 0 } else { speed_mbit_per_s },
@@ -299,5 +321,28 @@ mod tests {
         assert_eq!(completed(own, 1500), format!("{own},qpairs=2"));
         assert_eq!(completed("net_memif0,bsize=9216", 1500), "net_memif0,bsize=9216");
         assert_eq!(completed("net_tap0,iface=t", 4200), "net_tap0,iface=t");
+    }
+
+    #[test]
+    fn the_first_gid_is_the_one_that_applications_take() {
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, 0x0a]);
+        let address = |text: &str| match text.split_once('@') {
+            Some((ip, vlan)) => {
+                PortAddress { vlan: Some(vlan.parse().unwrap()), ..PortAddress::from(ip.parse::<IpAddr>().unwrap()) }
+            }
+            None => text.parse::<IpAddr>().unwrap().into(),
+        };
+        let named = || ["fd00::1", "10.0.1.1@77", "10.0.0.1", "10.0.0.2"].map(address).to_vec();
+        let table = |table: Vec<PortAddress>| {
+            let words = table.iter().map(|entry| format!("{entry} {}", entry.gid_type));
+            words.collect::<Vec<_>>().join(", ")
+        };
+        let v2 = "10.0.0.1 RoCE v2, 10.0.0.2 RoCE v2, 10.0.1.1@77 RoCE v2, fd00::1 RoCE v2";
+        assert_eq!(table(gid_table(named(), mac, false, false)), v2);
+        let own = format!("{v2}, fe80::5054:ff:fe00:a RoCE v2");
+        assert_eq!(table(gid_table(named(), mac, true, false)), own);
+        assert_eq!(table(gid_table(named(), mac, true, true)), format!("{own}, {}", own.replace("v2", "v1")));
+        let given = [named(), vec![address("fe80::7")]].concat();
+        assert_eq!(table(gid_table(given, mac, true, false)), format!("{v2}, fe80::7 RoCE v2"));
     }
 }

@@ -156,11 +156,11 @@ fn taps(idle: IdlePolicy, ports: &[OpenPort]) -> Vec<PacketTap> {
         return Vec::new();
     }
     let open = |interface: &str| {
-        PacketTap::open(interface)
+        PacketTap::open_all(interface)
             .inspect_err(|error| tracing::warn!(interface, "no packet socket to be woken by: {error}"))
-            .ok()
+            .unwrap_or_default()
     };
-    ports.iter().filter_map(OpenPort::kernel_interface).filter_map(open).collect()
+    ports.iter().filter_map(OpenPort::kernel_interface).flat_map(open).collect()
 }
 
 impl Drop for Lcores {

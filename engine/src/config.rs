@@ -1,6 +1,7 @@
 //! What an engine is made with. Everything has a limit; the daemon's configuration sets it.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 use shm::attr::{GidEntry, GidType};
 use wire::{Gid, MacAddr, PathMtu, VlanTag};
@@ -83,10 +84,31 @@ pub struct PortAddress {
 }
 
 impl PortAddress {
+    /// The link-local address that a MAC address gives (RFC 4291 2.5.6).
+    pub fn link_local(mac: MacAddr) -> Self {
+        let interface_id = eui64(mac).to_be_bytes();
+        let mut octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        octets[8..].copy_from_slice(&interface_id);
+        IpAddr::V6(Ipv6Addr::from(octets)).into()
+    }
+
+    /// An address of the link only (RFC 4291 2.5.6).
+    pub fn is_link_local(&self) -> bool {
+        matches!(self.ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+    }
+
     /// The VLAN that a tag says: none if it is for the priority only (IEEE 802.1Q 9.6).
     #[inline]
     pub fn vlan_of(tag: Option<VlanTag>) -> Option<u16> {
         tag.map(|tag| tag.vid).filter(|&vid| vid != 0)
+    }
+}
+
+/// The address, and its VLAN behind an `@`.
+impl fmt::Display for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ip.fmt(f)?;
+        self.vlan.map_or(Ok(()), |vlan| write!(f, "@{vlan}"))
     }
 }
 
@@ -102,7 +124,7 @@ impl From<IpAddr> for PortAddress {
 pub struct PortConfig {
     /// MAC address.
     pub mac: MacAddr,
-    /// Addresses; GID `i` is address `i`. IPv4 first, so that GID 0 is the routable IPv4-mapped one.
+    /// Addresses; GID `i` is address `i`. IPv4 with RoCEv2 first, so that GID 0 is the routable IPv4-mapped one.
     pub addresses: Vec<PortAddress>,
     /// Layer 3 bytes of the largest frame.
     pub interface_mtu: u16,
@@ -159,6 +181,12 @@ impl PortConfig {
     pub fn has_address(&self, ip: IpAddr, vlan: Option<u16>) -> bool {
         !ip.is_unspecified() && self.addresses.iter().any(|address| address.ip == ip && address.vlan == vlan)
     }
+}
+
+/// The identifier that a MAC address gives: of an IPv6 interface (RFC 4291 appendix A), and of a node (IBTA A17).
+pub(crate) fn eui64(mac: MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 fn bits(ip: IpAddr) -> u128 {

@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub pci: Vec<String>,
 
-    /// IPv4 addresses of a port, separated by commas; the first --address is the first port's, and so on. [default: those of
+    /// Addresses of a port, IPv4 or IPv6, with @VLAN behind those in a VLAN, separated by commas; the first --address is the first port's, and so on. [default: those of
     /// the kernel's interface, where the device shares one]
     #[arg(long, value_name = "IP[,IP]")]
     pub address: Vec<String>,

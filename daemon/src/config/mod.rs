@@ -13,13 +13,13 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use engine::config::{Limits, TransportConfig};
+use engine::config::{Limits, PortAddress, TransportConfig};
 use pmd::{FaultRates, MemoryMode};
 use thiserror::Error;
 
 use crate::IdlePolicy;
 use crate::middleware::FaultSetup;
-use crate::port::{Device, MTU_BYTES_DEFAULT, PortSetup};
+use crate::port::{ADDRESS_COUNT_MAX, Device, MTU_BYTES_DEFAULT, PortSetup};
 use crate::threads::LcoreSetup;
 pub use args::Args;
 use raw::{RawConfig, RawFault, RawLimits, RawPort, RawTransport};
@@ -314,6 +314,10 @@ fn validate_port(raw: &RawPort, number: usize, queue_pairs: u16) -> Result<PortS
     };
     let addresses = raw.addresses.iter().flatten().map(|text| address(&key("addresses"), text));
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+    if addresses.len() > ADDRESS_COUNT_MAX {
+        let legal = format!("at most {ADDRESS_COUNT_MAX} are possible");
+        return Err(illegal(&key("addresses"), format!("{} addresses", addresses.len()), legal));
+    }
     let shares_interface = matches!(&device, Device::Vdev(vdev) if vdev.kernel_interface().is_some());
     if addresses.is_empty() && !shares_interface {
         let hint = "such as [\"10.0.0.1\"]: the device has no interface of the kernel's to take one from";
@@ -326,7 +330,7 @@ fn validate_port(raw: &RawPort, number: usize, queue_pairs: u16) -> Result<PortS
             .filter(|mac: &wire::MacAddr| mac.0[0] & 1 == 0)
             .ok_or_else(|| illegal(&key("mac"), text, legal))
     });
-    let usual = PortSetup::new(device, addresses);
+    let usual = PortSetup { addresses, ..PortSetup::new(device, Vec::new()) };
     let descriptors = |name: &str, value| in_range(&key(name), value, 64..=32_768);
     Ok(PortSetup {
         mac: mac.transpose()?,
@@ -337,14 +341,31 @@ fn validate_port(raw: &RawPort, number: usize, queue_pairs: u16) -> Result<PortS
         spare_mbufs: in_range(&key("spare_mbufs"), raw.spare_mbufs, 64..=1_048_576)?.unwrap_or(usual.spare_mbufs),
         faults: raw.fault.as_ref().map(|fault| validate_fault(fault, number)).transpose()?,
         capture_file: raw.capture_file.clone(),
+        roce_v1: raw.roce_v1.unwrap_or(usual.roce_v1),
         ..usual
     })
 }
 
-fn address(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
-    match text.parse() {
-        Ok(IpAddr::V4(ip)) if !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast() => Ok(IpAddr::V4(ip)),
-        _ => Err(illegal(key, text, "IPv4 addresses of hosts such as 10.0.0.1 are possible (IPv6 is not served yet)")),
+/// An address, or `address@vlan`.
+fn address(key: &str, text: &str) -> Result<PortAddress, ConfigError> {
+    let (ip, vlan) = match text.split_once('@') {
+        None => (text, None),
+        Some((ip, vlan)) => {
+            let vid = vlan.parse().ok().filter(|vid| (1..=4094).contains(vid));
+            (ip, Some(vid.ok_or_else(|| illegal(key, text, "VLANs from 1 to 4094 are possible behind the `@`"))?))
+        }
+    };
+    let is_host = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
+        IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast() && ip.to_ipv4_mapped().is_none(),
+    };
+    match ip.parse::<IpAddr>().ok().filter(is_host) {
+        Some(ip) => Ok(PortAddress { vlan, ..ip.into() }),
+        None => Err(illegal(
+            key,
+            text,
+            "addresses of hosts such as 10.0.0.1, fd00::1 or, in VLAN 77, 10.0.0.1@77 are possible",
+        )),
     }
 }
 
@@ -386,6 +407,7 @@ fn raw_port(port: &PortSetup) -> RawPort {
         tx_descriptors: Some(port.tx_descriptors.into()),
         spare_mbufs: Some(port.spare_mbufs.into()),
         capture_file: port.capture_file.clone(),
+        roce_v1: Some(port.roce_v1),
         fault: port.faults.map(fault),
     }
 }

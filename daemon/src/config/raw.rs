@@ -62,6 +62,7 @@ pub(super) struct RawPort {
     pub(super) vdev: Option<String>,
     pub(super) pci: Option<String>,
     pub(super) addresses: Option<Vec<String>>,
+    pub(super) roce_v1: Option<bool>,
     pub(super) mac: Option<String>,
     pub(super) mtu_bytes: Option<i64>,
     pub(super) rx_descriptors: Option<i64>,

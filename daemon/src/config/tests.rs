@@ -135,9 +135,13 @@ fn bad_ports_are_refused_by_a_sentence_that_names_the_port() {
         ("vdev = \"net_tap0\"\npci = \"0000:00:01.0\"", "port 1: needs either `vdev` or `pci`"),
         ("vdev = \"eth0\"\naddresses = [\"10.0.0.1\"]", "port 1: vdev = eth0: `eth0` names no known driver"),
         ("vdev = \"net_tap0,iface=t\"", "port 1: needs `addresses`, such as [\"10.0.0.1\"]"),
-        ("vdev = \"net_tap0\"\naddresses = [\"300.0.0.1\"]", "port 1: addresses = 300.0.0.1: IPv4 addresses of hosts"),
-        ("vdev = \"net_tap0\"\naddresses = [\"fe80::1\"]", "port 1: addresses = fe80::1: IPv4 addresses of hosts"),
-        ("vdev = \"net_tap0\"\naddresses = [\"255.255.255.255\"]", "port 1: addresses = 255.255.255.255: IPv4"),
+        ("vdev = \"net_tap0\"\naddresses = [\"300.0.0.1\"]", "port 1: addresses = 300.0.0.1: addresses of hosts"),
+        ("vdev = \"net_tap0\"\naddresses = [\"ff02::1\"]", "port 1: addresses = ff02::1: addresses of hosts"),
+        ("vdev = \"net_tap0\"\naddresses = [\"255.255.255.255\"]", "port 1: addresses = 255.255.255.255: addres"),
+        (
+            "vdev = \"net_tap0\"\naddresses = [\"10.0.0.1@4095\"]",
+            "port 1: addresses = 10.0.0.1@4095: VLANs from 1 to 4094",
+        ),
         (&format!("{tap}\nmac = \"01:00:00:00:00:00\""), "port 1: mac = 01:00:00:00:00:00: a unicast address such as"),
         (&format!("{tap}\nmtu_bytes = 100"), "port 1: mtu_bytes = 100: 576 to 9216 are possible"),
         (&format!("{tap}\nrx_descriptors = 1"), "port 1: rx_descriptors = 1: 64 to 32768 are possible"),
@@ -185,13 +189,18 @@ fn flags_win_over_the_file() {
     assert_eq!(config.ports.len(), 1);
 
     let config = with_flags(&text, &["--address", "10.9.9.9,10.9.9.8"]).unwrap();
-    assert_eq!(config.ports[0].addresses, ["10.9.9.9", "10.9.9.8"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    assert_eq!(config.ports[0].addresses, ["10.9.9.9", "10.9.9.8"].map(|ip| ip.parse::<IpAddr>().unwrap().into()));
+    let config = with_flags(&text, &["--address", "10.9.9.9,fd00::1,fe80::2@4094"]).unwrap();
+    assert_eq!(
+        config.ports[0].addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["10.9.9.9", "fd00::1", "fe80::2@4094"]
+    );
 
     let flags = ["--vdev", "net_tap1", "--vdev", "net_af_packet0,iface=x", "--pci", "0000:00:01.0"];
     let addresses = ["--address", "1.1.1.1", "--address", "2.2.2.2", "--address", "3.3.3.3"];
     let config = with_flags(&text, &[flags.as_slice(), &addresses].concat()).unwrap();
-    let ports: Vec<String> = config.ports.iter().map(|port| format!("{:?}", port.addresses)).collect();
-    assert_eq!(ports, ["[1.1.1.1]", "[2.2.2.2]", "[3.3.3.3]"]);
+    let ports: Vec<String> = config.ports.iter().map(|port| port.addresses[0].to_string()).collect();
+    assert_eq!(ports, ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
     assert_eq!(config.ports[2].device, Device::Pci("0000:00:01.0".to_owned()));
 
     let error = with_flags(&text, &["--address", "1.1.1.1", "--address", "2.2.2.2"]).unwrap_err();

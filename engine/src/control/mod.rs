@@ -21,7 +21,7 @@ use shm::segment::SegmentBudget;
 use wire::PathMtu;
 
 use crate::command::{Answer, Command, Shards};
-use crate::config::{EngineConfig, PortConfig};
+use crate::config::{EngineConfig, PortConfig, eui64};
 use crate::mr::MrTable;
 use crate::slab::IndexAllocator;
 use crate::time::Time;
@@ -263,7 +263,7 @@ impl Control {
         let limits = &self.config.limits;
         DeviceAttr {
             name: self.config.device_name.clone(),
-            node_guid: self.config.ports.first().map_or(0, |port| eui64(port.mac.0)),
+            node_guid: self.config.ports.first().map_or(0, |port| eui64(port.mac)),
             fw_ver: self.config.version.clone(),
             max_mr_size: limits.memory_bytes,
             max_qp: limits.max_qp,
@@ -297,12 +297,6 @@ impl Control {
 
 fn refused(refusal: Refusal) -> Answered {
     (Reply::Refused { errno: refusal.errno, message: refusal.message }, Vec::new())
-}
-
-/// The node GUID that a MAC address gives (IBTA A17: EUI-64).
-fn eui64(mac: [u8; 6]) -> u64 {
-    let [a, b, c, d, e, f] = mac;
-    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 fn port_attr(port: &PortConfig) -> PortAttr {

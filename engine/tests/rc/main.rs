@@ -3,6 +3,7 @@
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
 //! * [`completions`], [`srq`], [`qp_states`], [`work_requests`]: what an application sees.
+//! * [`paths`]: address families, VLANs, versions of RoCE.
 //! * [`network`], [`hostile`]: what is none of our business, and what is meant to harm.
 
 #[path = "../support/mod.rs"]
@@ -13,6 +14,7 @@ mod completions;
 mod documents;
 mod hostile;
 mod network;
+mod paths;
 mod peer;
 mod qp_states;
 mod recovery;

@@ -18,7 +18,7 @@ fn pair(mtu: u8) -> Pair {
 }
 
 /// Has side 0 do one operation of `length` bytes and checks where they went.
-fn transfer(pair: &mut Pair, opcode: WrOpcode, length: u32) {
+pub(crate) fn transfer(pair: &mut Pair, opcode: WrOpcode, length: u32) {
     let what = format!("{opcode} of {length} bytes");
     let data = pattern(length as usize);
     let takes_receive = matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWriteWithImm);
