@@ -222,6 +222,14 @@ impl Shared {
         if inner.lcore.shard().has_event() {
             inner.deliver_events();
         }
+        if inner.lcore.shard().has_mad() {
+            inner.deliver_mads();
+        }
+        let now = inner.lcore.now();
+        if inner.control.next_deadline() <= now {
+            let Inner { lcore, control, .. } = &mut *inner;
+            control.turn(&mut Direct { shard: lcore.shard(), now }, now);
+        }
         busy
     }
 
@@ -237,6 +245,16 @@ impl Inner {
     #[inline]
     fn turn(&mut self) -> bool {
         self.lcore.turn(&self.counters)
+    }
+
+    #[cold]
+    fn deliver_mads(&mut self) {
+        let Self { lcore, control, .. } = self;
+        let now = lcore.now();
+        while let Some(mad) = lcore.shard().poll_mad() {
+            control.handle_mad(&mut Direct { shard: lcore.shard(), now }, now, &mad);
+        }
+        control.turn(&mut Direct { shard: lcore.shard(), now }, now);
     }
 
     #[cold]
@@ -288,6 +306,7 @@ impl Endpoint for PolledEndpoint {
         if let Some(socket) = answer.events {
             events.insert(self.session, socket);
         }
+        control.turn(&mut shards, now);
         Ok((answer.reply, answer.fds))
     }
 
@@ -306,7 +325,9 @@ impl Drop for PolledEndpoint {
         let Ok(mut inner) = self.node.inner.lock() else { return };
         let Inner { lcore, control, events, .. } = &mut *inner;
         let now = lcore.now();
-        control.close_session(&mut Direct { shard: lcore.shard(), now }, self.session);
+        let mut shards = Direct { shard: lcore.shard(), now };
+        control.close_session(&mut shards, self.session);
+        control.turn(&mut shards, now);
         events.remove(&self.session);
     }
 }

@@ -283,6 +283,9 @@ pub(crate) fn run(lcore: &mut Lcore, mailbox: &Mailbox, policy: IdlePolicy, bed:
         if lcore.shard.has_event() {
             mailbox.publish_events(&mut lcore.shard);
         }
+        if lcore.shard.has_mad() {
+            mailbox.publish_mads(&mut lcore.shard);
+        }
         if busy {
             idle.busy();
             continue;

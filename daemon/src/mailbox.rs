@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::queue::ArrayQueue;
 use engine::command::{Answer, Command, Shards};
+use engine::gsi::{IncomingMad, MAD_QUEUE};
 use engine::{Event, Shard, Time};
 use shm::wake::WakeFd;
 
@@ -87,6 +88,7 @@ pub(crate) struct Mailbox {
     commands: ArrayQueue<Command>,
     answers: ArrayQueue<Answer>,
     events: ArrayQueue<Event>,
+    mads: ArrayQueue<IncomingMad>,
     /// Wakes the lcore.
     alarm: Arc<Alarm>,
     /// Wakes the control thread.
@@ -105,6 +107,7 @@ impl Mailbox {
             commands: ArrayQueue::new(1),
             answers: ArrayQueue::new(1),
             events: ArrayQueue::new(EVENTS_MAX),
+            mads: ArrayQueue::new(MAD_QUEUE),
             alarm: Arc::new(Alarm::new()?),
             control,
             counters: LcoreCounters::default().into(),
@@ -142,6 +145,18 @@ impl Mailbox {
         {
             // This thread is the only producer, and there was room.
             let _taken = self.events.push(event);
+        }
+        self.control.wake();
+    }
+
+    /// Lcore: hands the management datagrams of the shard's ports to the control thread, as many as fit.
+    #[cold]
+    pub(crate) fn publish_mads(&self, shard: &mut Shard) {
+        while !self.mads.is_full()
+            && let Some(mad) = shard.poll_mad()
+        {
+            // This thread is the only producer, and there was room.
+            let _taken = self.mads.push(mad);
         }
         self.control.wake();
     }
@@ -191,6 +206,11 @@ impl Mailbox {
     /// Control: an event for a client.
     pub(crate) fn take_event(&self) -> Option<Event> {
         self.events.pop()
+    }
+
+    /// Control: a management datagram from the wire.
+    pub(crate) fn take_mad(&self) -> Option<IncomingMad> {
+        self.mads.pop()
     }
 
     /// Control: has the lcore execute a command and waits for the answer.

@@ -16,7 +16,7 @@ use crate::middleware::{FaultSetup, LcoreQueues, Middleware, MiddlewareError};
 pub const MTU_BYTES_DEFAULT: u16 = 4200;
 
 /// Addresses that an operator may name: with a link-local one and RoCEv1, their GIDs have indexes of 8 bits.
-pub const ADDRESS_COUNT_MAX: usize = 100;
+pub(crate) const ADDRESS_COUNT_MAX: usize = 100;
 
 /// Ethernet header and one VLAN tag.
 const LINK_HEADER_BYTES: u32 = 14 + 4;
@@ -170,7 +170,8 @@ impl PortIo {
         };
         let (addresses, guard) = match &interface {
             Some(interface) => {
-                let (tagged, untagged): (Vec<_>, Vec<_>) = setup.addresses.iter().partition(|a| a.vlan.is_some());
+                let (tagged, untagged): (Vec<PortAddress>, Vec<PortAddress>) =
+                    setup.addresses.iter().copied().partition(|a| a.vlan.is_some());
                 let untagged: Vec<IpAddr> = untagged.iter().map(|address| address.ip).collect();
                 let untagged = kernel_interface::addresses(interface, &untagged)?;
                 let addresses: Vec<_> = untagged.into_iter().map(PortAddress::from).chain(tagged).collect();

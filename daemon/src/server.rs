@@ -141,6 +141,7 @@ impl Server {
             if ready.wake {
                 self.wake.drain();
                 self.deliver_events();
+                self.deliver_mads();
                 while let Some(socket) = self.incoming.pop() {
                     self.admit(socket);
                 }
@@ -153,6 +154,8 @@ impl Server {
             if ready.listener {
                 self.accept();
             }
+            let now = self.now();
+            self.control.turn(&mut self.lcores.mailboxes, now);
         }
         for session in self.clients.keys().copied().collect::<Vec<_>>() {
             self.end(session);
@@ -172,10 +175,7 @@ impl Server {
         fds.extend(listener.map(|listener| watch(listener.as_fd())));
         fds.extend(self.turned_away.iter().map(|(socket, _)| watch(socket.as_fd())));
         fds.extend(self.clients.values().map(|client| watch(client.socket.as_fd())));
-        let timeout = match pause {
-            Some(pause) if !pause.is_zero() => PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
-            _ => PollTimeout::NONE,
-        };
+        let timeout = self.timeout(pause.filter(|pause| !pause.is_zero()));
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(nix::Error::EINTR) => return Ok(Ready::default()),
@@ -188,6 +188,21 @@ impl Server {
         let turned_away = (0..self.turned_away.len()).filter(|_| next()).collect();
         let clients = self.clients.keys().copied().filter(|_| next()).collect();
         Ok(Ready { stop, wake, listener, clients, turned_away })
+    }
+
+    /// How long to wait: until somebody may be accepted again, or the engine's control side has something to do.
+    fn timeout(&self, pause: Option<Duration>) -> PollTimeout {
+        let due = match self.control.next_deadline() {
+            Time::NEVER => None,
+            // Waits are whole milliseconds: one more, so that it is due then.
+            due => Some(Duration::from_nanos(due.ns_since(self.now())) + Duration::from_millis(1)),
+        };
+        let earliest = [pause, due].into_iter().flatten().min();
+        earliest.map_or(PollTimeout::NONE, |wait| PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX))
+    }
+
+    fn now(&self) -> Time {
+        Time::from_ns(self.clock.now_ns())
     }
 
     /// Takes connections that wait, so many at a time that the clients that are in get their turn.
@@ -291,6 +306,17 @@ impl Server {
                     tracing::warn!(unsaid, "a client does not take its answer, and is disconnected: {error}");
                 }
                 false
+            }
+        }
+    }
+
+    /// Gives the control side what came in for QP1.
+    fn deliver_mads(&mut self) {
+        let mailboxes = Arc::clone(&self.lcores.mailboxes.0);
+        for mailbox in mailboxes.iter() {
+            while let Some(mad) = mailbox.take_mad() {
+                let now = self.now();
+                self.control.handle_mad(&mut self.lcores.mailboxes, now, &mad);
             }
         }
     }

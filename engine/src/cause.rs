@@ -84,6 +84,12 @@ causes! {
     /// A completion was lost because the CQ was full.
     CqOverrun = 26,
         "a completion was lost because the CQ was full";
+    /// The address handle does not exist (any more), or belongs to another protection domain or port.
+    BadAddressHandle = 27,
+        "the address handle does not exist, or belongs to another protection domain or port than the QP's";
+    /// A datagram longer than the port's path MTU.
+    DatagramTooLong = 28,
+        "a datagram is longer than the path MTU of the port, and can't be cut into several";
     /// As responder: an invalid request came.
     InvalidRequestReceived = 32,
         "the peer sent an invalid request";

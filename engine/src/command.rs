@@ -4,12 +4,13 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use shm::attr::{QpAttr, QpAttrMask, QpState};
+use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
 
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
+use crate::gsi::OutgoingMad;
 use crate::mr::MrEntry;
 use crate::neigh::Neighbour;
 use crate::qp::Qp;
@@ -115,6 +116,22 @@ pub enum Command {
         /// The VLAN of the address of ours that is to reach it.
         vlan: Option<u16>,
     },
+    /// Takes an address handle: resolves the path of its address vector.
+    AddAh {
+        /// Its key.
+        key: u32,
+        /// Protection domain (unique in the engine).
+        pd: u32,
+        /// Where to.
+        attr: Box<AhAttr>,
+    },
+    /// Forgets an address handle.
+    RemoveAh {
+        /// Its key.
+        key: u32,
+    },
+    /// Sends a management datagram from QP1. Shard 0 only.
+    SendMad(Box<OutgoingMad>),
     /// Reads the counters.
     Counters,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use shm::attr::{GidEntry, GidType};
-use wire::{Gid, MacAddr, PathMtu, VlanTag};
+use wire::{Frame, Gid, MacAddr, PathMtu, VlanTag};
 
 /// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub struct Limits {
     pub max_channel: u32,
     /// Pieces of memory that a session may attach; each holds a file descriptor of the daemon.
     pub max_memory: u32,
-    /// Address handles in a session.
+    /// Address handles in the engine.
     pub max_ah: u32,
     /// READs and atomics outstanding, either way.
     pub max_rd_atomic: u8,
@@ -175,6 +175,14 @@ impl PortConfig {
         let alike = |ip: IpAddr| (bits(ip) ^ bits(neighbour)).leading_zeros();
         let candidates = self.addresses.iter().filter(|address| address.vlan == vlan).map(|address| address.ip);
         candidates.filter(|ip| !ip.is_unspecified() && ip.is_ipv4() == neighbour.is_ipv4()).max_by_key(|&ip| alike(ip))
+    }
+
+    /// The GID that a frame was sent to, by address, VLAN and version of RoCE; `None` if it is none of ours.
+    pub(crate) fn gid_index_of(&self, frame: &Frame<'_>) -> Option<u8> {
+        let (ip, vlan) = (frame.dst_ip(), PortAddress::vlan_of(frame.vlan()));
+        let gid_type = if frame.is_roce_v1() { GidType::RoceV1 } else { GidType::RoceV2 };
+        let found = self.addresses.iter().position(|a| a.ip == ip && a.vlan == vlan && a.gid_type == gid_type);
+        found.and_then(|index| u8::try_from(index).ok())
     }
 
     /// Whether the port has an address in a VLAN.

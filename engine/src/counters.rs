@@ -137,6 +137,8 @@ counters! {
         ud_no_receive,
         /// UD datagrams dropped because their receive was too short or no good.
         ud_dropped_packets,
+        /// UD datagrams that were not sent because their neighbour does not answer.
+        ud_unreachable,
         /// NAKs received that broke a QP.
         req_remote_errors,
         /// Work requests of clients that were wrong.

@@ -8,6 +8,7 @@
 //! `qp::requester` makes the packets that go out.
 #![forbid(unsafe_code)]
 
+mod ah;
 mod cause;
 pub mod command;
 pub mod config;

@@ -103,6 +103,20 @@ impl NeighOutcome {
     const CONFLICT: Self = Self { reply: None, conflict: true, changed: None };
 }
 
+/// Where a packet to a neighbour goes now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NextHop {
+    /// To this MAC.
+    Known(MacAddr),
+    /// Nowhere yet: it is being asked for.
+    Asked {
+        /// It did not answer the last time.
+        again: bool,
+    },
+    /// Nowhere: it does not answer.
+    Failed,
+}
+
 /// One neighbour.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -115,6 +129,8 @@ struct Entry {
     use_count: u32,
     /// In use until then, whoever else uses it.
     kept_until: Time,
+    /// It has not answered since it failed to.
+    has_failed: bool,
 }
 
 impl Entry {
@@ -183,6 +199,17 @@ impl NeighTable {
         self.entry(index).mac
     }
 
+    /// Where packets to the neighbour go now.
+    #[inline]
+    pub(crate) fn next_hop(&self, index: u32) -> NextHop {
+        let entry = self.entry(index);
+        match (entry.mac, entry.state) {
+            (Some(mac), _) => NextHop::Known(mac),
+            (None, NeighState::Failed) => NextHop::Failed,
+            (None, _) => NextHop::Asked { again: entry.has_failed },
+        }
+    }
+
     /// Fixes a neighbour's MAC: it is neither asked for nor changed. Returns its index, or `None` if the table is full of
     /// neighbours in use.
     #[cfg_attr(not(test), expect(dead_code, reason = "the configuration names no static neighbours yet"))]
@@ -214,6 +241,7 @@ impl NeighTable {
             return None;
         }
         entry.state = NeighState::Reachable;
+        entry.has_failed = false;
         entry.until = now.add_ns(REACHABLE_NS);
         let until = entry.until;
         let known = entry.mac.replace(mac);
@@ -377,6 +405,7 @@ impl NeighTable {
             }
             NeighState::Incomplete { .. } => {
                 entry.state = NeighState::Failed;
+                entry.has_failed = true;
                 entry.until = now.add_ns(HOLD_OFF_NS);
                 None
             }
@@ -413,7 +442,7 @@ impl NeighTable {
         let slot = self.entries.iter().position(Option::is_none)? as u32;
         let at = self.by_key.partition_point(|&(other, _)| other < key);
         self.by_key.insert(at, (key, slot));
-        let entry = Entry { key, mac: None, state, until, use_count: 0, kept_until: Time::ZERO };
+        let entry = Entry { key, mac: None, state, until, use_count: 0, kept_until: Time::ZERO, has_failed: false };
         self.wake_at(until);
         self.entries[slot as usize] = Some(entry);
         Some(slot)

@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use shm::attr::{AhAttr, GidType};
 use wire::buf::Dest;
 use wire::multicast::group_mac;
-use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag};
+use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag, source_port_for_qpn};
 
 use crate::config::PortAddress;
-use crate::neigh::NeighKey;
+use crate::neigh::{NeighKey, NextHop};
 use crate::qp::state::ModifyError;
 use crate::shard::PortState;
 use crate::shard_of;
@@ -110,6 +110,24 @@ impl Path {
     #[inline]
     pub(crate) fn template(&self) -> &PathTemplate {
         &self.template
+    }
+
+    /// Where its packets go now, whether or not it was [refreshed](Self::refresh).
+    #[inline]
+    pub(crate) fn next_hop(&self, ports: &[PortState]) -> NextHop {
+        let Some(port) = ports.get(usize::from(self.port)) else { return NextHop::Failed };
+        match self.hop {
+            Hop::Local => NextHop::Known(port.config.mac),
+            Hop::Group(mac) => NextHop::Known(mac),
+            Hop::Neighbour(index) => port.neighbours.next_hop(index),
+        }
+    }
+
+    /// Headers of a datagram of a QP by way of this station.
+    #[inline]
+    pub(crate) fn datagram_template(&self, src_qpn: Qpn, station: MacAddr) -> PathTemplate {
+        let udp_src_port = if self.ah.flow_label == 0 { source_port_for_qpn(src_qpn) } else { self.udp_src_port };
+        self.template.to_station(station, udp_src_port)
     }
 
     /// Where a frame to a QP at the path's end goes.

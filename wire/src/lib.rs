@@ -80,6 +80,6 @@ pub use types::{
     AckTimeout, CREDITS_NOT_IN_USE, Gid, Lkey, MacAddr, Msn, NakCode, ParseMacAddrError, PathMtu, Pkey, Psn, Qkey, Qpn,
     Rkey, RnrTimer, Syndrome, credit_code, credit_count,
 };
-pub use udp::{ROCE_PORT, UdpRepr, flow_label_from_qpns, source_port_for_flow_label};
+pub use udp::{ROCE_PORT, UdpRepr, flow_label_from_qpns, source_port_for_flow_label, source_port_for_qpn};
 pub use vlan::{VlanRepr, VlanTag};
 pub use xrceth::XrcEthRepr;

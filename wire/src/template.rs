@@ -83,6 +83,25 @@ impl PathTemplate {
         })
     }
 
+    /// The same path to another station (its next hop) and from another UDP source port: what differs between the users of
+    /// one address vector. RoCEv1 has no port.
+    ///
+    /// Cost: a copy of the template; the ICRC covers the port, so that both of its copies are patched.
+    #[inline]
+    #[must_use]
+    pub fn to_station(&self, dst_mac: MacAddr, udp_src_port: u16) -> Self {
+        let mut copy = *self;
+        copy.link.put::<0, 6>(dst_mac.0);
+        for layers in [&mut copy.layers, &mut copy.masked] {
+            match self.network {
+                Network::Ipv4 => layers.put_be16::<{ Ipv4Repr::LEN }>(udp_src_port),
+                Network::Ipv6 => layers.put_be16::<{ Ipv6Repr::LEN }>(udp_src_port),
+                Network::Grh => {}
+            }
+        }
+        copy
+    }
+
     /// Bytes before the BTH.
     #[inline]
     #[must_use]

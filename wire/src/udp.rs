@@ -87,6 +87,15 @@ pub const fn flow_label_from_qpns(local: Qpn, remote: Qpn) -> u32 {
     u32::from_be_bytes([0, high & 0x0f, middle, low])
 }
 
+/// The UDP source port of the datagrams of a queue pair that were given no flow label, as Linux's rxe picks it.
+#[must_use]
+pub const fn source_port_for_qpn(qpn: Qpn) -> u16 {
+    // The golden ratio of 2^32; the 14 bits from the top are mixed best.
+    let mixed = qpn.value().wrapping_mul(0x61c8_8647) >> 18;
+    let [_, _, high, low] = mixed.to_be_bytes();
+    u16::from_be_bytes([high, low]) | 0xc000
+}
+
 /// Sets in a header what the ICRC leaves out: the checksum.
 #[inline]
 pub(crate) fn mask_for_icrc(header: &mut [u8; UdpRepr::LEN]) {

@@ -5,6 +5,8 @@
 //! can reach another's objects; sizes are checked against [`crate::config::Limits`]; a request that is refused changes nothing.
 
 mod admin;
+mod ah;
+mod gsi;
 mod memory;
 mod qps;
 mod queues;
@@ -30,6 +32,7 @@ use session::Session;
 
 /// Errno values of the verbs' man pages.
 mod errno {
+    pub(super) const EPERM: i32 = 1;
     pub(super) const ENOENT: i32 = 2;
     pub(super) const ENOMEM: i32 = 12;
     pub(super) const EBUSY: i32 = 16;
@@ -79,10 +82,14 @@ pub struct Control {
     /// Protection domains are numbered for the whole engine.
     next_pd: u32,
     shards: Vec<ShardBook>,
+    /// Address handles: every shard has them at the same index.
+    ahs: IndexAllocator,
     /// The master copy of the shards' tables: the same keys fit all of them.
     mrs: MrTable,
     /// For the rings of all sessions.
     rings: SegmentBudget,
+    /// Management datagrams that nobody here serves.
+    unclaimed_mads: u64,
 }
 
 impl Control {
@@ -99,6 +106,7 @@ impl Control {
         };
         let shards = (0..config.shard_count).map(book).collect();
         let mrs = MrTable::new(limits.max_mr);
+        let ahs = IndexAllocator::new(0, limits.max_ah.min(ah::INDEX_COUNT));
         let rings = SegmentBudget::new(limits.ring_bytes_total);
         Self {
             config,
@@ -108,8 +116,10 @@ impl Control {
             next_session: 1,
             next_pd: 1,
             shards,
+            ahs,
             mrs,
             rings,
+            unclaimed_mads: 0,
         }
     }
 
@@ -133,6 +143,9 @@ impl Control {
         let Some(mut session) = self.sessions.remove(&number) else { return };
         for (qpn, _) in std::mem::take(&mut session.qps) {
             self.drop_qp(shards, qpn);
+        }
+        for (key, _) in std::mem::take(&mut session.ahs) {
+            self.drop_ah(shards, key);
         }
         for (_, srq) in std::mem::take(&mut session.srqs) {
             shards.command(srq.shard, Command::RemoveSrq { index: srq.index });
@@ -217,11 +230,8 @@ impl Control {
             Request::ModifyQp { qpn, attr, mask } => self.modify_qp(shards, session, qpn, attr, mask)?,
             Request::QueryQp { qpn } => self.query_qp(shards, session, qpn)?,
             Request::DestroyQp { qpn } => self.destroy_qp(shards, session, qpn)?,
-            Request::CreateAh { pd, .. } => {
-                session.pd(pd)?;
-                return refuse(errno::EOPNOTSUPP, "address handles serve UD, which this version does not offer yet");
-            }
-            Request::DestroyAh { ah } => return refuse(errno::EINVAL, format!("address handle {ah} does not exist")),
+            Request::CreateAh { pd, attr } => self.create_ah(shards, session, pd, &attr)?,
+            Request::DestroyAh { ah } => self.destroy_ah(shards, session, ah)?,
             Request::Stats => self.stats(shards, now),
             Request::ListQps { after } => self.list_qps(shards, number, session, after),
             Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,

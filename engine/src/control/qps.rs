@@ -63,9 +63,6 @@ impl Control {
         session: &mut Session,
         wanted: WantedQp,
     ) -> Result<Answered, Refusal> {
-        if wanted.qp_type == QpType::Ud {
-            return refuse(errno::EOPNOTSUPP, "QP type UD is not offered yet: this version has RC and UC");
-        }
         let pd_number = session.pd(wanted.pd)?;
         let placement = place_qp(session, &wanted)?;
         let granted = self.grant(&wanted)?;
@@ -203,6 +200,7 @@ impl Control {
         mask: QpAttrMask,
     ) -> Result<Reply, Refusal> {
         session.qp(qpn)?;
+        check_qkey(session, &attr, mask)?;
         let command = Command::ModifyQp { index: qpn & QPN_INDEX_MASK, attr: Box::new(attr), mask };
         match shards.command(shard_of(Qpn::new(qpn)), command) {
             Answer::Modified(state) => Ok(Reply::QpModified { state }),
@@ -277,6 +275,16 @@ impl Session {
 
 fn no_such_qp<T>(qpn: u32) -> Result<T, Refusal> {
     refuse(errno::EINVAL, format!("QP {qpn:#08x} does not exist in this session"))
+}
+
+/// IBTA 10.2.5: Q_Keys with the top bit set are for the privileged, as on Linux: who has that of QP1 could speak for the host.
+fn check_qkey(session: &Session, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Refusal> {
+    const CONTROLLED: u32 = 1 << 31;
+    if mask.contains(QpAttrMask::QKEY) && attr.qkey & CONTROLLED != 0 && session.peer.uid != 0 {
+        let message = format!("Q_Key {:#010x} has its top bit set: only user 0 may set such a one", attr.qkey);
+        return refuse(errno::EPERM, message);
+    }
+    Ok(())
 }
 
 /// A QP lives where its CQs (and its SRQ) live: a ring has one producer.

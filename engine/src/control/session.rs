@@ -101,6 +101,8 @@ pub(super) struct Session {
     pub(super) pds: BTreeMap<u32, (u32, u32)>,
     pub(super) memories: BTreeMap<u32, Memory>,
     pub(super) mrs: BTreeMap<u32, MrBook>,
+    /// Protection domains of address handles, by key.
+    pub(super) ahs: BTreeMap<u32, u32>,
     channels: BTreeMap<u32, Channel>,
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
@@ -126,6 +128,7 @@ impl Session {
             pds: BTreeMap::new(),
             memories: BTreeMap::new(),
             mrs: BTreeMap::new(),
+            ahs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),

@@ -1,19 +1,128 @@
 //! The unreliable datagram: one packet a message, to whomever the work request says and from anyone who knows the Q_Key.
 //! IBTA 9.8.3.
 
-use shm::attr::{WcFlags, WcOpcode, WcStatus};
+use shm::attr::{QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
-use wire::{Frame, NakCode};
+use wire::buf::TxBatch;
+use wire::{Bth, DethRepr, Frame, NakCode, Qkey, Qpn};
 
+use super::requester::ExtBytes;
 use super::responder::{BAD_RECEIVE, Refusal};
-use super::{Qp, transfer};
+use super::slot::{SendSlot, WqeError};
+use super::{Qp, Step, transfer};
 use crate::cause::ErrorCause;
+use crate::neigh::NextHop;
 use crate::shard::Env;
+use crate::time::Time;
 
 /// Bytes before the payload in a UD receive: the GRH, or what stands for it. IBTA 11.4.1.2, A17.4.5.
 const GRH_BYTES: u32 = 40;
 
+/// How long a datagram waits before its neighbour is looked at again; its answer ends the wait at once.
+const LOOK_AGAIN_NS: u64 = 100_000_000;
+
 impl Qp {
+    /// A datagram must fit one packet. True of what any other service sends.
+    #[inline]
+    pub(super) fn check_datagram_length(&self, env: &Env, length: u32) -> Result<u32, WqeError> {
+        if self.kind == QpType::Ud {
+            let port = env.ports.get(usize::from(self.port));
+            if port.is_none_or(|port| length > port.config.active_mtu().bytes()) {
+                return Err(WqeError { status: WcStatus::LocLenErr, cause: ErrorCause::DatagramTooLong });
+            }
+        }
+        Ok(length)
+    }
+
+    /// Sends the datagram at the cursor.
+    ///
+    /// One whose neighbour is being asked for waits, and those behind it with it, for the seconds that the neighbour has to
+    /// answer; then it and all others to that neighbour are lost, as datagrams may be, until it answers.
+    pub(super) fn transmit_datagram<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, slot: SendSlot) -> Step {
+        if self.state == QpState::Sqd {
+            return Step::Idle;
+        }
+        if tx.room() == 0 {
+            return Step::NoRoom;
+        }
+        // The address handle lies in the client's memory: it is looked up anew for each work request.
+        let path = env.ahs.path(slot.compare_add, self.pd).filter(|path| path.port() == self.port);
+        let Some(path) = path else {
+            env.counters.req_local_errors += 1;
+            self.fail_oldest(env, WcStatus::LocQpOpErr, ErrorCause::BadAddressHandle);
+            return Step::Idle;
+        };
+        let dest_qpn = Qpn::new(slot.rkey);
+        match path.next_hop(&env.ports) {
+            NextHop::Known(station) => {
+                let (template, dest) = (path.datagram_template(self.qpn, station), path.dest(dest_qpn));
+                let index = self.slot_index(self.req.nxt_slot);
+                let frame_len = template.frame_len(self.datagram_ext(&slot).as_slice().len(), slot.length as usize);
+                let mut fault = None;
+                let sent = tx.push(dest, frame_len, |frame| {
+                    let (bth, ext) = (self.datagram_bth(&slot, dest_qpn), self.datagram_ext(&slot));
+                    template.write_packet(frame, &bth, ext.as_slice(), slot.length as usize, |payload, crc| {
+                        let filled = self.fill_payload(&env.mrs, &slot, index, 0, payload, crc);
+                        filled.unwrap_or_else(|cause| {
+                            fault = Some(cause);
+                            crc
+                        })
+                    });
+                    fault.is_none()
+                });
+                if !sent {
+                    let error = WqeError::of_packet(fault.unwrap_or(ErrorCause::FrameTooLong));
+                    env.counters.req_local_errors += 1;
+                    self.fail_oldest(env, error.status, error.cause);
+                    return Step::Idle;
+                }
+                env.count_transmit(self.port, dest, frame_len);
+            }
+            NextHop::Asked { again: false } => {
+                self.req.rnr_until = env.now.add_ns(LOOK_AGAIN_NS);
+                self.arm_timer(env);
+                return Step::Idle;
+            }
+            NextHop::Asked { again: true } | NextHop::Failed => env.counters.ud_unreachable += 1,
+        }
+        let slot = SendSlot { first_psn: self.req.nxt_psn, ..slot };
+        self.after_send(env, &slot, true, false);
+        self.complete_on_transmit(env, &slot, true);
+        Step::Sent
+    }
+
+    #[inline]
+    fn datagram_bth(&self, slot: &SendSlot, dest_qpn: Qpn) -> Bth {
+        let mut bth = Bth::new(slot.packet_opcode(self.kind, 0), dest_qpn, self.req.nxt_psn);
+        bth.pkey = self.pkey;
+        bth.solicited = slot.flags.contains(SendFlags::SOLICITED);
+        bth
+    }
+
+    /// IBTA 10.2.5: a Q_Key with the top bit set in a work request stands for the QP's own.
+    #[inline]
+    fn datagram_ext(&self, slot: &SendSlot) -> ExtBytes {
+        const OWN: u32 = 1 << 31;
+        // A Q_Key has 32 bits: the field that holds it is wider.
+        let wanted = slot.remote_addr as u32;
+        let qkey = if wanted & OWN == 0 { wanted } else { self.body.cold.attr.qkey };
+        let mut ext = ExtBytes::new();
+        ext.put(DethRepr { qkey: Qkey(qkey), src_qpn: self.qpn }.to_bytes());
+        if slot.opcode == WrOpcode::SendWithImm {
+            // Applications hand immediates over in network byte order.
+            ext.put(slot.imm.to_ne_bytes());
+        }
+        ext
+    }
+
+    /// A neighbour of the QP's port has answered: a datagram may have waited for it.
+    pub(crate) fn resume_datagrams(&mut self, env: &mut Env) {
+        if self.req.rnr_until != Time::NEVER {
+            self.req.rnr_until = Time::NEVER;
+            self.schedule_requests(env);
+        }
+    }
+
     /// True if a datagram with this Q_Key is for this QP. IBTA 9.6.1.4.
     #[inline]
     pub(crate) fn qkey_matches(&self, frame: &Frame<'_>) -> bool {

@@ -267,7 +267,8 @@ impl Qp {
             kind: config.kind,
             state: QpState::Reset,
             scheduled: 0,
-            mtu: PathMtu::M256,
+            // A datagram is one packet, whatever its port's path MTU: that is checked for each.
+            mtu: if config.kind == QpType::Ud { PathMtu::M4096 } else { PathMtu::M256 },
             port: 0,
             sq_sig_all: config.sq_sig_all,
             req: Requester::new(Psn::new(0)),

@@ -96,6 +96,9 @@ impl Qp {
             }
             return Step::Idle;
         }
+        if self.kind == QpType::Ud {
+            return self.transmit_datagram(env, tx, slot);
+        }
         let in_flight = self.in_flight();
         if in_flight >= env.transport.window_packets || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight))
         {
@@ -174,6 +177,7 @@ impl Qp {
                 slot.sge_count = wqe.sge_count as u8;
                 let inline_bytes = flags.contains(SendFlags::INLINE).then_some(wqe.inline_bytes);
                 check_length(env, self.pd, opcode, sges, inline_bytes, self.req.max_rd_atomic)
+                    .and_then(|length| self.check_datagram_length(env, length))
             }
             _ => Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadOpcode }),
         };

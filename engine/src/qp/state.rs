@@ -82,6 +82,11 @@ pub enum ModifyError {
         /// Its value.
         dgid: Gid,
     },
+    /// `ah_attr.grh.dgid` is an address that no datagram can go to.
+    NoDatagramDgid {
+        /// Its value.
+        dgid: Gid,
+    },
     /// `ah_attr.port_num` names no port.
     NoSuchPort {
         /// Its value.
@@ -159,6 +164,9 @@ impl fmt::Display for ModifyError {
             Self::UnknownAccessFlags { bits } => write!(f, "qp_access_flags has unknown bits {bits:#x}"),
             Self::BadDgid { dgid } => {
                 write!(f, "ah_attr.grh.dgid is {dgid}, but a connected QP needs its peer's unicast address")
+            }
+            Self::NoDatagramDgid { dgid } => {
+                write!(f, "ah_attr.grh.dgid is {dgid}, but a datagram needs a host's address or a multicast group")
             }
             Self::NoSuchPort { port_num } => write!(f, "ah_attr.port_num is {port_num}, and there is no such port"),
             Self::NoSuchGid { index } => {
@@ -358,13 +366,29 @@ fn check_numbers(attr: &QpAttr, mask: QpAttrMask, limits: &AttrLimits) -> Result
     Ok(())
 }
 
-/// The primary path. Any hop limit is legal: 0 stands for the default.
-fn check_path(path: &AhAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
+/// The numbers of an address vector. Any hop limit is legal: 0 stands for the default.
+fn check_address_vector(path: &AhAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
     in_range("ah_attr.port_num", u32::from(path.port_num), 1, u32::from(limits.port_count))?;
     in_table("ah_attr.grh.sgid_index", u32::from(path.sgid_index), limits.gid_count)?;
     in_range("ah_attr.grh.flow_label", path.flow_label, 0, (1 << 20) - 1)?;
     // On Ethernet the service level is the 802.1p priority, which has three bits.
     in_range("ah_attr.sl", u32::from(path.sl), 0, 7)?;
+    Ok(())
+}
+
+/// The address vector of an address handle: one host or a multicast group.
+pub(crate) fn check_ah(path: &AhAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
+    check_address_vector(path, limits)?;
+    let peer = path.dgid.ip();
+    if peer.is_unspecified() || peer == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        return Err(ModifyError::NoDatagramDgid { dgid: path.dgid });
+    }
+    Ok(())
+}
+
+/// The primary path of a connected QP: its peer is one host.
+fn check_path(path: &AhAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
+    check_address_vector(path, limits)?;
     let peer = path.dgid.ip();
     if peer.is_unspecified() || peer.is_multicast() || peer == IpAddr::V4(Ipv4Addr::BROADCAST) {
         return Err(ModifyError::BadDgid { dgid: path.dgid });

@@ -64,6 +64,12 @@ impl Shard {
                 removed.map_or(Answer::Missing, |entry| Answer::Mr(Box::new(entry)))
             }
             Command::QueryNeighbour { port, ip, vlan } => self.query_neighbour(port, NeighKey { ip, vlan }),
+            Command::AddAh { key, pd, attr } => match self.env.add_ah(key, pd, &attr, &self.attr_limits()) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Refused(error),
+            },
+            Command::RemoveAh { key } => done_or_missing(self.env.remove_ah(key)),
+            Command::SendMad(mad) => self.send_mad(&mad),
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.env.counters, ports)))

@@ -7,6 +7,7 @@ use shm::layout::{Cqe, Sge};
 use shm::ring::BadIndex;
 use wire::buf::Dest;
 
+use crate::ah::AhTable;
 use crate::config::{PortConfig, TransportConfig};
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::{CqTable, Pushed};
@@ -35,6 +36,7 @@ pub(crate) struct Env {
     pub(crate) now: Time,
     pub(crate) transport: TransportConfig,
     pub(crate) mrs: MrTable,
+    pub(crate) ahs: AhTable,
     pub(crate) cqs: CqTable,
     pub(crate) srqs: Vec<Option<Box<Srq>>>,
     pub(crate) ports: Vec<PortState>,

@@ -14,6 +14,7 @@
 
 mod commands;
 mod env;
+mod gsi;
 mod neighbours;
 mod receive;
 
@@ -24,6 +25,7 @@ use shm::doorbell::DoorbellPage;
 use shm::wake::Notifier;
 use wire::buf::TxBatch;
 
+use crate::ah::AhTable;
 use crate::config::EngineConfig;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::CqTable;
@@ -35,6 +37,7 @@ use crate::ready::{Output, ReadyQueues};
 use crate::time::Time;
 use crate::timer::TimerWheel;
 pub(crate) use env::{Env, PortState};
+use gsi::Gsi;
 
 /// Asynchronous events that a shard holds until its owner takes them.
 const EVENT_CAPACITY: usize = 4096;
@@ -59,6 +62,7 @@ pub struct Shard {
     qps: Vec<Option<Box<Qp>>>,
     sessions: Vec<SessionDoorbells>,
     env: Env,
+    gsi: Gsi,
 }
 
 impl Shard {
@@ -75,6 +79,7 @@ impl Shard {
             now,
             transport: config.transport,
             mrs: MrTable::new(config.limits.max_mr),
+            ahs: AhTable::default(),
             cqs: CqTable::default(),
             srqs: Vec::new(),
             ports: ports.collect(),
@@ -83,7 +88,8 @@ impl Shard {
             counters: ShardCounters::default(),
             overrun_cqs: Vec::with_capacity(64),
         };
-        Self { id, config, qps: Vec::new(), sessions: Vec::new(), env }
+        let gsi = Gsi::new(id, config.ports.len());
+        Self { id, config, qps: Vec::new(), sessions: Vec::new(), env, gsi }
     }
 
     /// Its number.
@@ -158,7 +164,7 @@ impl Shard {
 
     /// True if some QP waits for room to send.
     pub fn wants_transmit(&self) -> bool {
-        self.env.ports.iter().any(|port| !port.ready.is_empty())
+        self.env.ports.iter().any(|port| !port.ready.is_empty()) || self.gsi.wants_transmit(&self.env.ports)
     }
 
     /// Builds frames for a port until the batch is full or nobody has anything to send. Returns how many were built.
@@ -170,6 +176,7 @@ impl Shard {
         self.env.now = now;
         let before = tx.room();
         self.transmit_neighbour_packets(port, tx);
+        self.transmit_mads(port, tx);
         self.flush_some(port);
         while tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Ack) {}
         loop {

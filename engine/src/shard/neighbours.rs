@@ -1,5 +1,6 @@
 //! Finding neighbours: what comes in about them, what is asked, and whose paths change by it.
 
+use shm::attr::QpType;
 use wire::MacAddr;
 use wire::buf::{Dest, TxBatch};
 
@@ -39,7 +40,9 @@ impl Shard {
     /// A neighbour's MAC is known now, or another: QPs that send to it get new templates.
     fn refresh_paths(&mut self, port: u8, neighbour: u32) {
         for qp in self.qps.iter_mut().flatten() {
-            if qp.uses_neighbour(port, neighbour) {
+            if qp.kind == QpType::Ud && qp.port == port {
+                qp.resume_datagrams(&mut self.env);
+            } else if qp.uses_neighbour(port, neighbour) {
                 qp.refresh_path(&mut self.env);
             }
         }

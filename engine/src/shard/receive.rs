@@ -1,11 +1,11 @@
 //! Frames that came in: to the QP they are for, or to a counter that says why not.
 
 use shm::attr::{QpState, QpType};
-use wire::{Frame, FrameError, OpKind, Pkey, ServiceType};
+use wire::{Frame, FrameError, OpKind, Pkey, Qpn, ServiceType};
 
 use super::{Env, Shard};
 use crate::QPN_INDEX_MASK;
-use crate::config::PortAddress;
+use crate::config::{PortAddress, PortConfig};
 use crate::neigh::NeighPacket;
 use crate::qp::Qp;
 use crate::time::Time;
@@ -42,14 +42,24 @@ impl Shard {
         let index = qpn & QPN_INDEX_MASK;
         let qp = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut);
         let Some(qp) = qp.filter(|qp| qp.qpn() == bth.dest_qpn) else {
-            counters.rx_unknown_qpn += 1;
+            self.handle_unknown_qpn(port, frame);
             return;
         };
-        if let Err(count) = check_path(qp, port, bth.pkey, frame) {
+        if let Err(count) = check_path(qp, port, &state.config, bth.pkey, frame) {
             count(counters);
             return;
         }
         dispatch(qp, &mut self.env, frame);
+    }
+
+    /// QP1 is the engine's own, on shard 0; nobody has the others.
+    #[cold]
+    fn handle_unknown_qpn(&mut self, port: u8, frame: &Frame<'_>) {
+        if frame.bth().dest_qpn == Qpn::GSI && self.id == 0 {
+            self.handle_mad_frame(port, frame);
+        } else if let Some(state) = self.env.ports.get_mut(usize::from(port)) {
+            state.counters.rx_unknown_qpn += 1;
+        }
     }
 
     #[cold]
@@ -73,9 +83,9 @@ impl Shard {
 /// Counts a packet that is dropped.
 type Count = fn(&mut crate::counters::PortCounters);
 
-/// IBTA 9.6.1: a packet is the QP's only if P_Key, service and addresses are.
+/// IBTA 9.6.1: a packet is the QP's only if P_Key, service and addresses (or Q_Key) are.
 #[inline]
-fn check_path(qp: &Qp, port: u8, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Count> {
+fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Count> {
     let service = match qp.kind {
         QpType::Rc => ServiceType::Rc,
         QpType::Uc => ServiceType::Uc,
@@ -97,11 +107,29 @@ fn check_path(qp: &Qp, port: u8, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Co
     if !takes {
         return Err(|c| c.rx_wrong_state += 1);
     }
+    if qp.kind == QpType::Ud {
+        return check_datagram(qp, port, config, frame);
+    }
     if qp.port != port || !qp.path_matches(frame) {
         return Err(|c| c.rx_wrong_path += 1);
     }
     if info.kind == OpKind::Cnp {
         return Err(|c| c.rp_cnp_received += 1);
+    }
+    Ok(())
+}
+
+/// A datagram may come from anyone, to any of the port's addresses.
+#[inline]
+fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> Result<(), Count> {
+    if frame.info().kind == OpKind::Cnp {
+        return Err(|c| c.rp_cnp_received += 1);
+    }
+    if qp.port != port || config.gid_index_of(frame).is_none() {
+        return Err(|c| c.rx_wrong_path += 1);
+    }
+    if !qp.qkey_matches(frame) {
+        return Err(|c| c.rx_bad_qkey += 1);
     }
     Ok(())
 }

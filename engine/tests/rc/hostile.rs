@@ -186,7 +186,6 @@ const EINVAL: i32 = 22;
 const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const EPROTO: i32 = 71;
-const EOPNOTSUPP: i32 = 95;
 
 #[test]
 fn handles_that_do_not_exist_are_refused_by_name() {

@@ -50,7 +50,7 @@ fn a_packet_that_is_not_the_qp_s_is_counted_and_dropped() {
         ("P_Key 0", "rx_bad_pkey", |p| p.bth.pkey = Pkey(0)),
         ("QPN that does not exist", "rx_unknown_qpn", |p| p.bth.dest_qpn = Qpn::new(4000)),
         ("QPN 0", "rx_unknown_qpn", |p| p.bth.dest_qpn = Qpn::new(0)),
-        ("QPN 1", "rx_unknown_qpn", |p| p.bth.dest_qpn = Qpn::new(1)),
+        ("QPN 1, which is the engine's own", "rx_bad_mad_packets", |p| p.bth.dest_qpn = Qpn::new(1)),
         ("multicast QPN", "rx_unknown_qpn", |p| p.bth.dest_qpn = Qpn::new(0xff_ffff)),
         ("the same QP of another shard", "rx_unknown_qpn", |p| {
             p.bth.dest_qpn = Qpn::new(p.bth.dest_qpn.value() | 1 << 20);

@@ -7,8 +7,8 @@ use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpCap, QpState, SendFlags, WcSt
 use shm::control::{AsyncEvent, QpDetail, Reply, Request};
 use shm::layout::{Cqe, SendWqe, Sge};
 use wire::{
-    AethRepr, AtomicAckEthRepr, AtomicEthRepr, Bth, Frame, IethRepr, ImmDtRepr, MacAddr, Msn, Opcode, PathFields,
-    PathTemplate, Psn, Qpn, RethRepr, Rkey, Syndrome, icrc,
+    AethRepr, AtomicAckEthRepr, AtomicEthRepr, Bth, DethRepr, Frame, IethRepr, ImmDtRepr, MacAddr, Msn, Opcode,
+    PathFields, PathTemplate, Psn, Qkey, Qpn, RethRepr, Rkey, Syndrome, icrc,
 };
 
 use crate::support::{BASE, CAP, Client, Pair, connect, modify};
@@ -54,6 +54,11 @@ impl Packet {
 
     pub(crate) fn ieth(mut self, rkey: u32) -> Self {
         self.ext.extend(IethRepr { rkey: Rkey(rkey) }.to_bytes());
+        self
+    }
+
+    pub(crate) fn deth(mut self, qkey: u32, src_qpn: u32) -> Self {
+        self.ext.extend(DethRepr { qkey: Qkey(qkey), src_qpn: Qpn::new(src_qpn) }.to_bytes());
         self
     }
 

@@ -125,6 +125,10 @@ impl Host {
             }
             out.extend(batch.take());
         }
+        while let Some(mad) = self.shards.shards.iter_mut().find_map(Shard::poll_mad) {
+            self.control.handle_mad(&mut self.shards, now, &mad);
+        }
+        self.control.turn(&mut self.shards, now);
         let mut wire = Vec::new();
         for (dest, frame) in out {
             match dest {

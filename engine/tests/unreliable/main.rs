@@ -6,4 +6,6 @@ mod peer;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod gsi;
 mod uc;
+mod ud;

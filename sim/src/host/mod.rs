@@ -21,8 +21,8 @@ use shm::control::Endpoint;
 use shm::mapping::Mapping;
 use shm::segment::BlockAddress;
 use shm::wake::WakeFd;
-use wire::buf::{Dest, VecBatch};
 use wire::MacAddr;
+use wire::buf::{Dest, VecBatch};
 
 use crate::random::Stream;
 use endpoint::SessionEndpoint;
@@ -305,6 +305,7 @@ impl Inner {
         for id in 0..self.engine.shards.len() {
             is_busy |= self.turn_shard(id);
         }
+        self.turn_control();
         let waits =
             self.engine.shards.iter().any(Shard::wants_transmit) && self.tx.len() < self.settings.tx_queue_frames;
         let next_at = if is_busy || waits || self.rx.iter().any(|queue| !queue.is_empty()) {
@@ -326,6 +327,7 @@ impl Inner {
         }
         self.is_asleep = true;
         let due = self.engine.shards.iter().map(Shard::next_deadline).min().unwrap_or(Time::NEVER);
+        let due = due.min(self.control.next_deadline());
         // A deadline that has passed already waits for the next turn like all else.
         due.max(self.engine.now.add_ns(self.settings.turn_ns))
     }
@@ -360,15 +362,32 @@ impl Inner {
         for (dest, frame) in batch.take() {
             match dest {
                 Dest::Wire => tx.push_back(frame),
-                Dest::Local { shard } => rx[usize::from(shard)].push_back(frame),
+                // The number comes from a client: there may be no such shard.
+                Dest::Local { shard } => {
+                    if let Some(rx) = rx.get_mut(usize::from(shard)) {
+                        rx.push_back(frame);
+                    }
+                }
             }
         }
         is_busy
     }
 
+    /// What a daemon's control thread does when lcores wake it, and when something is due.
+    fn turn_control(&mut self) {
+        let Self { control, engine, .. } = self;
+        while let Some(mad) = engine.shards.iter_mut().find_map(Shard::poll_mad) {
+            let now = engine.now;
+            control.handle_mad(engine, now, &mad);
+        }
+        let now = engine.now;
+        control.turn(engine, now);
+    }
+
     fn close(&mut self, session: u32) {
         self.is_called = true;
         self.control.close_session(&mut self.engine, session);
+        self.turn_control();
         self.sessions.remove(&session);
     }
 }
