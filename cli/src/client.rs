@@ -9,6 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
+use shm::control::post_mortem::{PostMortem, PostMortemSummary};
 use shm::control::{CallError, Endpoint, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 use shm::socket::SocketEndpoint;
 
@@ -164,6 +165,22 @@ impl Client {
         match self.call(&Request::QpDetail { qpn })? {
             Reply::QpDetail(detail) => Ok(*detail),
             _ => Err(ClientError::Unexpected("QP detail")),
+        }
+    }
+
+    /// Why a QP broke.
+    pub(crate) fn why(&self, qpn: u32) -> Result<PostMortem, ClientError> {
+        match self.call(&Request::WhyQp { qpn })? {
+            Reply::PostMortem(found) => Ok(*found),
+            _ => Err(ClientError::Unexpected("why QP")),
+        }
+    }
+
+    /// QPs that broke, the newest first.
+    pub(crate) fn post_mortems(&self) -> Result<Vec<PostMortemSummary>, ClientError> {
+        match self.call(&Request::ListPostMortems)? {
+            Reply::PostMortems(found) => Ok(found),
+            _ => Err(ClientError::Unexpected("list post-mortems")),
         }
     }
 

@@ -1,5 +1,7 @@
 //! `ferroce qp`: queue pairs of all clients, a line each, or one in full.
 
+mod why;
+
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -14,10 +16,24 @@ use crate::report::{Fields, Pairs, duration, printable, qpn, table, write_json, 
 
 /// Arguments of `ferroce qp`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct Args {
     /// Show this one in full: a number such as 39 or 0x27.
     #[arg(value_name = "QPN", value_parser = parse_qpn)]
     qpn: Option<u32>,
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Why queue pairs broke by themselves, even if they or their clients are gone: the newest ones, or one in full.
+    #[command(after_help = "Example: ferroce qp why 0x000027")]
+    Why {
+        /// Show this one in full: a number such as 39 or 0x27.
+        #[arg(value_name = "QPN", value_parser = parse_qpn)]
+        qpn: Option<u32>,
+    },
 }
 
 fn parse_qpn(text: &str) -> Result<u32, String> {
@@ -42,6 +58,9 @@ struct List {
 
 /// Prints the list, or the one QP asked for.
 pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write) -> Result<Outcome, CommandError> {
+    if let Some(Action::Why { qpn }) = args.action {
+        return why::run(client, qpn, json, out);
+    }
     match args.qpn {
         None => {
             let qps = client.qps()?;

@@ -165,6 +165,35 @@ fn file_descriptors_that_nobody_asked_for_are_closed() {
     wait_until("its end", || session_count(&good) == 1 && daemon.fd_count() == before);
 }
 
+#[test]
+fn a_qp_whose_peer_is_gone_tells_why_it_broke_even_when_its_client_is_gone_too() {
+    let daemon = Ferroced::start("");
+    let (a, b) = (Peer::new(daemon.connect(), 1 << 20, 0), Peer::new(daemon.connect(), 1 << 20, 0));
+    connect(&a, &b);
+    every_operation(&a, &b);
+    assert_eq!(a.qp.post_mortem().unwrap(), None);
+    let (address, rkey, peer_qpn) = (b.region.addr(), b.region.rkey(), b.qp.qpn().value());
+    b.qp.destroy().unwrap();
+    let here = [a.region.sge(0, 64).unwrap()];
+    a.qp.post_send(&SendWr::write(77, &here, address, rkey).signaled()).unwrap();
+    let mut completions = [WorkCompletion::default()];
+    wait_until("the retries are used up", || a.cq.poll(&mut completions) == 1);
+    assert_eq!((completions[0].status, completions[0].vendor_err), (WcStatus::RetryExcErr, 2));
+    let found = a.qp.post_mortem().unwrap().unwrap();
+    let said = &found.summary.sentence;
+    assert!(said.starts_with("no answer to 8 transmissions in 5") && said.contains("was last heard"), "{said}");
+    assert_eq!((found.summary.dest_qpn, found.retries.timeouts), (peer_qpn, 8));
+    assert_eq!((found.request.unwrap().wr_id, found.request.unwrap().remote_addr), (77, address));
+    assert!(found.path.unwrap().local && found.rtt.is_some());
+    let qpn = a.qp.qpn().value();
+    drop(a);
+    let operator = daemon.connect();
+    wait_until("the client is gone", || session_count(&operator) == 2);
+    let Reply::PostMortem(kept) = operator.call(&Request::WhyQp { qpn }).unwrap() else { panic!() };
+    assert!(kept.summary.destroyed);
+    assert_eq!(kept.summary.sentence, *said);
+}
+
 fn session_count(context: &Context) -> usize {
     let Reply::Sessions(sessions) = context.call(&Request::ListSessions).unwrap() else { panic!("no list") };
     sessions.len()

@@ -51,6 +51,9 @@ causes! {
     /// A response whose opcode does not fit its request.
     ResponseOpcode = 9,
         "a response's opcode did not fit its request";
+    /// Nobody answers for the peer's address on the network.
+    NeighbourUnresolved = 10,
+        "no host answers for the peer's address on the network: its MAC address is not known";
     /// The work request's opcode does not exist or the QP's service has no such operation.
     BadOpcode = 16,
         "the work request's opcode is not one of this service";

@@ -13,6 +13,7 @@ use crate::cq::Cq;
 use crate::gsi::OutgoingMad;
 use crate::mr::MrEntry;
 use crate::neigh::Neighbour;
+use crate::post_mortem::BreakRecord;
 use crate::qp::Qp;
 use crate::qp::state::ModifyError;
 use crate::srq::Srq;
@@ -132,6 +133,8 @@ pub enum Command {
     },
     /// Sends a management datagram from QP1. Shard 0 only.
     SendMad(Box<OutgoingMad>),
+    /// Takes what QPs that broke by themselves have left.
+    TakeBreaks,
     /// Reads the counters.
     Counters,
 }
@@ -166,6 +169,8 @@ pub enum Answer {
     Mr(Box<MrEntry>),
     /// What is known of a neighbour ([`Answer::Missing`] if there is no room for it).
     Neighbour(Neighbour),
+    /// What QPs left that broke, oldest first.
+    Breaks(Vec<BreakRecord>),
     /// Counters of the shard, and of each port as this shard saw it.
     Counters(Box<(ShardCounters, Vec<PortCounters>)>),
 }

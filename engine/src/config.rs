@@ -45,6 +45,8 @@ pub struct Limits {
     pub max_session: u32,
     /// Neighbours of a port.
     pub max_neighbour: u32,
+    /// Post-mortems that are kept, and that each shard holds until they are fetched.
+    pub max_post_mortem: u32,
 }
 
 impl Default for Limits {
@@ -68,6 +70,7 @@ impl Default for Limits {
             memory_bytes: 64 << 30,
             max_session: 256,
             max_neighbour: 1_024,
+            max_post_mortem: 1_024,
         }
     }
 }

@@ -153,6 +153,8 @@ counters! {
         bad_ring_index,
         /// Asynchronous events that did not fit the queue to the control side.
         events_lost,
+        /// Post-mortems that newer ones displaced before anybody fetched them.
+        post_mortems_lost,
         /// Doorbells served.
         doorbells,
         /// Turns of the loop.

@@ -20,6 +20,7 @@ pub mod gsi;
 mod mr;
 mod neigh;
 mod path;
+pub mod post_mortem;
 mod qp;
 mod ready;
 mod shard;

@@ -199,6 +199,11 @@ impl NeighTable {
         self.entry(index).mac
     }
 
+    /// True if it was asked for in vain, and is left alone for a while.
+    pub(crate) fn has_failed(&self, index: u32) -> bool {
+        self.entry(index).state == NeighState::Failed
+    }
+
     /// Where packets to the neighbour go now.
     #[inline]
     pub(crate) fn next_hop(&self, index: u32) -> NextHop {

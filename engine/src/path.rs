@@ -11,6 +11,7 @@ use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag, source_port_f
 
 use crate::config::PortAddress;
 use crate::neigh::{NeighKey, NextHop};
+use crate::post_mortem::PathFacts;
 use crate::qp::state::ModifyError;
 use crate::shard::PortState;
 use crate::shard_of;
@@ -145,6 +146,36 @@ impl Path {
     /// It goes by this neighbour of this port.
     pub(crate) fn uses_neighbour(&self, port: u8, neighbour: u32) -> bool {
         self.port == port && self.hop == Hop::Neighbour(neighbour)
+    }
+
+    /// Its neighbour was asked for in vain, and is left alone for a while.
+    pub(crate) fn has_failed(&self, ports: &[PortState]) -> bool {
+        match (self.hop, ports.get(usize::from(self.port))) {
+            (Hop::Neighbour(index), Some(port)) => port.neighbours.has_failed(index),
+            _ => false,
+        }
+    }
+
+    /// Its headers, for a post-mortem. The path MTU is its owner's to fill in.
+    pub(crate) fn facts(&self, ports: &[PortState]) -> Option<PathFacts> {
+        let port = ports.get(usize::from(self.port))?;
+        let dst_mac = match self.hop {
+            Hop::Local => Some(port.config.mac),
+            Hop::Group(mac) => Some(mac),
+            Hop::Neighbour(index) => port.neighbours.mac(index),
+        };
+        Some(PathFacts {
+            port: self.port,
+            src_mac: port.config.mac,
+            dst_mac,
+            src_ip: self.ours.ip,
+            dst_ip: self.peer,
+            local: self.hop == Hop::Local,
+            udp_src_port: self.udp_src_port,
+            vlan: self.ours.vlan,
+            path_mtu: 0,
+            interface_mtu: port.config.interface_mtu,
+        })
     }
 
     /// Port, from 0.

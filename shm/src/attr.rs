@@ -148,6 +148,11 @@ coded_enum! {
 }
 
 impl WrOpcode {
+    /// True if it names an address of the peer: WRITEs, READs and atomics.
+    pub const fn has_remote_addr(self) -> bool {
+        matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImm) || self.is_read_or_atomic()
+    }
+
     /// True for READs and atomics: what `max_rd_atomic` bounds and a fence waits for.
     #[inline]
     pub const fn is_read_or_atomic(self) -> bool {
@@ -571,13 +576,13 @@ mod gid_bytes {
     }
 }
 
-mod mac_bytes {
+pub(crate) mod mac_bytes {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use wire::MacAddr;
-    pub(super) fn serialize<S: Serializer>(mac: &MacAddr, s: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(mac: &MacAddr, s: S) -> Result<S::Ok, S::Error> {
         mac.0.serialize(s)
     }
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<MacAddr, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<MacAddr, D::Error> {
         <[u8; 6]>::deserialize(d).map(MacAddr)
     }
 }

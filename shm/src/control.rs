@@ -4,6 +4,7 @@
 //! [`MESSAGE_BYTES_MAX`]; file descriptors ride along by SCM_RIGHTS. Every value in a request is hostile input to the daemon.
 
 pub mod cm;
+pub mod post_mortem;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -198,6 +199,13 @@ pub enum Request {
     },
     /// Sessions and what they hold: [`Reply::Sessions`].
     ListSessions,
+    /// Why the last QP with this number broke: [`Reply::PostMortem`]. For its owner's user, and root; `ENOENT` if none did.
+    WhyQp {
+        /// The QP, which may be gone.
+        qpn: u32,
+    },
+    /// QPs that broke, the newest first: [`Reply::PostMortems`]. Those of other users are left out, except for root.
+    ListPostMortems,
     /// Connection management: [`Reply::Cm`], or as the request says.
     Cm(cm::CmRequest),
 }
@@ -309,6 +317,10 @@ pub enum Reply {
     QpDetail(Box<QpDetail>),
     /// Sessions.
     Sessions(Vec<SessionSummary>),
+    /// Why a QP broke.
+    PostMortem(Box<post_mortem::PostMortem>),
+    /// QPs that broke, at most [`post_mortem::PAGE`].
+    PostMortems(Vec<post_mortem::PostMortemSummary>),
     /// Connection management.
     Cm(cm::CmReply),
 }

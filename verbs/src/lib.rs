@@ -88,6 +88,7 @@ pub use shm::attr::{
     AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
     SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
+pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};
 pub use shm::control::{AsyncEvent, CallError};
 pub use shm::layout::Sge;
 pub use shm::mapping::{MapError, PageSize};

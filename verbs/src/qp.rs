@@ -5,6 +5,7 @@ pub(crate) mod queues;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use shm::control::post_mortem::PostMortem;
 use shm::control::{Reply, Request};
 use shm::ring::{RecvPoster, SendPoster};
 use shm::segment::Block;
@@ -247,6 +248,22 @@ impl QueuePair {
                 Ok(attr)
             }
             _ => Err(VerbsError::UnexpectedReply { request: "QueryQp" }),
+        }
+    }
+
+    /// Why the engine last moved this QP to ERR by itself: cause, sequence numbers, retries, path. `None` if it never did; a
+    /// reset of the QP keeps it.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn post_mortem(&self) -> Result<Option<PostMortem>, VerbsError> {
+        match self.0.context().call(&Request::WhyQp { qpn: self.0.queues.qpn }) {
+            // Of a QP that had the number before, there is nothing to say here.
+            Ok(Reply::PostMortem(found)) => Ok((!found.summary.destroyed).then_some(*found)),
+            Ok(_) => Err(VerbsError::UnexpectedReply { request: "WhyQp" }),
+            // ENOENT, or EPERM: another user's QP had the number before.
+            Err(VerbsError::Refused { errno: 1 | 2, .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

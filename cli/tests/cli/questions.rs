@@ -5,7 +5,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use shm::attr::{AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpCap, QpState, QpType};
+use shm::attr::{
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpCap, QpState, QpType, WrOpcode,
+};
+use shm::control::post_mortem::{
+    FailedRequest, LastNak, PathSeen, PeerAttr, PostMortem, PostMortemSummary, Psns, RefusedAccess, Retries, Rtt,
+};
 use shm::control::{QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 use wire::{Gid, MacAddr};
 
@@ -126,6 +131,74 @@ fn detail() -> QpDetail {
     }
 }
 
+fn post_mortem_summary(qpn: u32) -> PostMortemSummary {
+    PostMortemSummary {
+        qpn,
+        qp_type: QpType::Rc,
+        dest_qpn: 0x1e,
+        peer: "10.77.0.11".to_owned(),
+        session: 3,
+        pid: 4_711,
+        uid: 1_000,
+        client_name: "evil\u{1b}[2J".to_owned(),
+        age_ms: 65_400,
+        destroyed: qpn != 0x27,
+        vendor_err: 2,
+        sentence: "no answer to 8 transmissions in 536 ms: the peer's QPN may be gone".to_owned(),
+    }
+}
+
+fn post_mortem() -> PostMortem {
+    PostMortem {
+        summary: post_mortem_summary(0x27),
+        state: QpState::Rts,
+        attr: detail().attr,
+        peer: Some(PeerAttr {
+            qpn: 0x1e,
+            starting_psn: 0x0b_0000,
+            path_mtu: 3,
+            responder_resources: 4,
+            initiator_depth: 16,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+        }),
+        psns: Psns { unacknowledged: 0x0a_0007, next: 0x0a_0007, sent_end: 0x0a_0009, expected: 0x0b_0000, msn: 3 },
+        last_nak: Some(LastNak { syndrome: 0x60, text: "NAK PSN sequence error".to_owned(), psn: 0x0a_0004 }),
+        retries: Retries { timeouts: 8, waited_ns: 536_870_912, ..Retries::default() },
+        rtt: Some(Rtt { smoothed_ns: 14_321, min_ns: 9_876, last_ns: 15_000 }),
+        heard_ago_ns: Some(600_000_000),
+        others_heard_ago_ns: None,
+        path: Some(PathSeen {
+            src_mac: port(1).mac,
+            dst_mac: MacAddr::ZERO,
+            src_ip: "10.77.0.10".parse().unwrap(),
+            dst_ip: "10.77.0.11".parse().unwrap(),
+            local: false,
+            udp_src_port: 49_700,
+            traffic_class: 106,
+            vlan: None,
+            path_mtu: 1024,
+            interface_mtu: 1500,
+        }),
+        request: Some(FailedRequest {
+            wr_id: 9,
+            opcode: WrOpcode::RdmaWrite,
+            length: 4096,
+            remote_addr: 0x7f00_0000,
+            rkey: 0x1234,
+        }),
+        refused: Some(RefusedAccess {
+            operation: "RDMA READ".to_owned(),
+            addr: 0x1000,
+            length: 8,
+            rkey: 0x55,
+            reason: "no region has this R_Key".to_owned(),
+        }),
+        counters: vec![("tx_requests".to_owned(), 17)],
+    }
+}
+
 fn session(number: u32, name: &str) -> SessionSummary {
     SessionSummary {
         session: number,
@@ -180,6 +253,9 @@ fn daemon() -> FakeDaemon {
             }
             Request::QpDetail { qpn: 0x27 } => Reply::QpDetail(Box::new(detail())),
             Request::QpDetail { qpn } => Reply::Refused { errno: 2, message: format!("there is no QP {qpn:#08x}") },
+            Request::WhyQp { qpn: 0x27 } => Reply::PostMortem(Box::new(post_mortem())),
+            Request::WhyQp { qpn } => Reply::Refused { errno: 2, message: format!("no QP {qpn:#08x} has broken") },
+            Request::ListPostMortems => Reply::PostMortems(vec![post_mortem_summary(0x27), post_mortem_summary(0x31)]),
             Request::ListSessions => Reply::Sessions(vec![session(3, "pingpong"), session(12, "evil\u{1b}[2J\n")]),
             other => panic!("the tool must not ask for {other:?}"),
         })
@@ -244,6 +320,20 @@ fn qp_unknown_exits_1_with_the_daemons_sentence() {
     let run = ask(&daemon(), &["qp", "0x99"]);
     assert_eq!(run.status, 1);
     assert_eq!(run.stderr, "ferroce: there is no QP 0x000099 (errno 2)\n");
+}
+
+#[test]
+fn qp_why_tells_the_newest_and_one_in_full() {
+    let daemon = daemon();
+    insta::assert_snapshot!("qp_why_list", text(&daemon, &["qp", "why"]));
+    insta::assert_snapshot!("qp_why", text(&daemon, &["qp", "why", "0x27"]));
+    let list = json(&daemon, &["qp", "why", "--json"]);
+    assert_eq!(list["post_mortems"][1]["destroyed"], true);
+    let one = json(&daemon, &["--json", "qp", "why", "39"]);
+    assert_eq!((&one["retries"]["timeouts"], &one["path"]["udp_src_port"]), (&8.into(), &49_700.into()));
+    assert_eq!((&one["path"]["dst_mac"], &one["peer_attr"]["timeout"]), (&serde_json::Value::Null, &14.into()));
+    let run = ask(&daemon, &["qp", "why", "0x99"]);
+    assert_eq!((run.status, run.stderr.as_str()), (1, "ferroce: no QP 0x000099 has broken (errno 2)\n"));
 }
 
 #[test]
@@ -345,7 +435,7 @@ fn other_abi_version_is_named() {
 fn answer_to_another_question_exits_2() {
     let daemon =
         FakeDaemon::start(|request| Some(if matches!(request, Request::Hello { .. }) { hello() } else { Reply::Done }));
-    for args in [&["devinfo"][..], &["stat"], &["qp"], &["qp", "1"], &["res"]] {
+    for args in [&["devinfo"][..], &["stat"], &["qp"], &["qp", "1"], &["qp", "why"], &["qp", "why", "1"], &["res"]] {
         let run = ask(&daemon, args);
         assert_eq!(run.status, 2, "{args:?}");
         assert!(run.stderr.contains("another question"), "{args:?}: {}", run.stderr);

@@ -107,6 +107,7 @@ number_table! {
         memory_bytes: MIB..=1024 * TIB,
         max_session: 1..=4096,
         max_neighbour: 1..=65_536,
+        max_post_mortem: 0..=65_536,
     }
 }
 

@@ -8,8 +8,10 @@ mod admin;
 mod ah;
 mod gsi;
 mod memory;
+mod post_mortem;
 mod qps;
 mod queues;
+mod sentence;
 mod session;
 
 use std::collections::BTreeMap;
@@ -90,6 +92,7 @@ pub struct Control {
     rings: SegmentBudget,
     /// Management datagrams that nobody here serves.
     unclaimed_mads: u64,
+    post_mortems: post_mortem::PostMortems,
 }
 
 impl Control {
@@ -120,6 +123,7 @@ impl Control {
             mrs,
             rings,
             unclaimed_mads: 0,
+            post_mortems: post_mortem::PostMortems::default(),
         }
     }
 
@@ -141,8 +145,9 @@ impl Control {
     /// A client is gone: all that it had goes too. Returns once no shard touches its memory.
     pub fn close_session<S: Shards>(&mut self, shards: &mut S, number: u32) {
         let Some(mut session) = self.sessions.remove(&number) else { return };
+        self.fetch_all_breaks(shards, number, &session);
         for (qpn, _) in std::mem::take(&mut session.qps) {
-            self.drop_qp(shards, qpn);
+            self.drop_qp(shards, number, &session, qpn);
         }
         for (key, _) in std::mem::take(&mut session.ahs) {
             self.drop_ah(shards, key);
@@ -229,13 +234,15 @@ impl Control {
             }
             Request::ModifyQp { qpn, attr, mask } => self.modify_qp(shards, session, qpn, attr, mask)?,
             Request::QueryQp { qpn } => self.query_qp(shards, session, qpn)?,
-            Request::DestroyQp { qpn } => self.destroy_qp(shards, session, qpn)?,
+            Request::DestroyQp { qpn } => self.destroy_qp(shards, number, session, qpn)?,
             Request::CreateAh { pd, attr } => self.create_ah(shards, session, pd, &attr)?,
             Request::DestroyAh { ah } => self.destroy_ah(shards, session, ah)?,
             Request::Stats => self.stats(shards, now),
             Request::ListQps { after } => self.list_qps(shards, number, session, after),
             Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,
             Request::ListSessions => self.list_sessions(number, session),
+            Request::WhyQp { qpn } => self.why_qp(shards, number, session, now, qpn)?,
+            Request::ListPostMortems => self.list_post_mortems(shards, number, session, now),
             Request::Cm(_) => return refuse(errno::EOPNOTSUPP, "connection management is not offered yet"),
         };
         Ok((reply, Vec::new()))

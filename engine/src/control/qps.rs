@@ -221,12 +221,13 @@ impl Control {
     pub(super) fn destroy_qp<S: Shards>(
         &mut self,
         shards: &mut S,
+        number: u32,
         session: &mut Session,
         qpn: u32,
     ) -> Result<Reply, Refusal> {
         session.qp(qpn)?;
         let Some(book) = session.qps.remove(&qpn) else { return no_such_qp(qpn) };
-        self.drop_qp(shards, qpn);
+        self.drop_qp(shards, number, session, qpn);
         session.segments.release(book.address);
         session.release_doorbell(shard_of(Qpn::new(qpn)), book.doorbell_index);
         let QpBook { pd, send_cq, recv_cq, srq, .. } = book;
@@ -237,9 +238,10 @@ impl Control {
     }
 
     /// Takes a QP from its shard.
-    pub(super) fn drop_qp<S: Shards>(&mut self, shards: &mut S, qpn: u32) {
+    pub(super) fn drop_qp<S: Shards>(&mut self, shards: &mut S, number: u32, session: &Session, qpn: u32) {
         let (shard, index) = (shard_of(Qpn::new(qpn)), qpn & QPN_INDEX_MASK);
-        drop(shards.command(shard, Command::RemoveQp { index }));
+        let broken = matches!(shards.command(shard, Command::RemoveQp { index }), Answer::Qp(qp) if qp.has_broken());
+        self.bury_qp(shards, number, session, qpn, broken);
         self.shards[usize::from(shard)].qps.release(index);
     }
 }

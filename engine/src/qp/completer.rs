@@ -7,6 +7,7 @@ use wire::{Frame, NakCode, OpKind, Psn, RnrTimer, Syndrome};
 use super::slot::SendSlot;
 use super::{Qp, transfer};
 use crate::cause::ErrorCause;
+use crate::post_mortem::RetryKind;
 use crate::shard::Env;
 use crate::time::Time;
 
@@ -35,6 +36,7 @@ impl Qp {
     #[inline]
     pub(crate) fn handle_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
         let psn = frame.bth().psn;
+        self.body.cold.heard = env.now;
         match self.classify_response(psn) {
             ResponsePsn::Outstanding => {}
             ResponsePsn::Old => {
@@ -158,6 +160,7 @@ impl Qp {
             return;
         }
         let req = &mut self.req;
+        self.body.cold.rtt.answered(req.una_psn, env.now);
         if req.una_psn == req.max_psn {
             req.deadline = Time::NEVER;
         } else if req.deadline == Time::NEVER && req.timeout_ns > 0 && req.rnr_until == Time::NEVER {
@@ -177,7 +180,7 @@ impl Qp {
     fn handle_gap(&mut self, env: &mut Env) {
         if !self.req.gap_seen {
             env.counters.implied_nak_seq_err += 1;
-            self.retry(env);
+            self.retry(env, RetryKind::Gap);
             self.req.gap_seen = true;
         }
     }
@@ -194,6 +197,7 @@ impl Qp {
             self.handle_gap(env);
             return;
         }
+        self.body.cold.retries.note(RetryKind::RnrNak, self.req.una_psn, env.now);
         // IBTA 9.7.5.2.8: 7 retries for ever.
         if self.req.rnr_retry != 7 {
             if self.req.rnr_left == 0 {
@@ -220,7 +224,7 @@ impl Qp {
         if self.advance_to(env, psn) == Advance::Gap {
             self.handle_gap(env);
         } else {
-            self.retry(env);
+            self.retry(env, RetryKind::SequenceNak);
         }
     }
 
@@ -314,6 +318,7 @@ impl Qp {
     pub(super) fn fail_oldest(&mut self, env: &mut Env, status: WcStatus, cause: ErrorCause) {
         if self.req.una_slot != self.req.fetched {
             let slot = self.body.slots[self.slot_index(self.req.una_slot)];
+            self.note_failed_request(&slot);
             self.req.una_slot = self.req.una_slot.wrapping_add(1);
             let cqe = Cqe {
                 wr_id: slot.wr_id,

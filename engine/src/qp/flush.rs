@@ -17,6 +17,9 @@ impl Qp {
         if self.state == QpState::Err {
             return;
         }
+        if cause != ErrorCause::ByApplication {
+            self.capture_break(env, cause);
+        }
         self.state = QpState::Err;
         self.body.cold.error = Some(cause);
         self.req.deadline = Time::NEVER;
@@ -32,6 +35,7 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return;
         }
+        self.capture_break(env, cause);
         self.state = QpState::Sqe;
         self.body.cold.error = Some(cause);
         self.req.rnr_until = Time::NEVER;

@@ -8,6 +8,7 @@
 //! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `flush` empties the queues of a QP in ERR, `modify` is the control
 //! side, `state` the table of legal transitions.
 
+mod capture;
 mod completer;
 mod datagram;
 mod detail;
@@ -21,6 +22,7 @@ mod transfer;
 mod unreliable;
 
 use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType};
+use shm::control::post_mortem::FailedRequest;
 use shm::layout::{Cqe, QueueShape, Sge};
 use shm::ring::{BadBlock, RecvFetcher, SendFetcher};
 use shm::segment::Block;
@@ -29,6 +31,7 @@ use wire::{Msn, PathMtu, Pkey, Psn, Qpn};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
+use crate::post_mortem::{RefusedFacts, RetryMeter, RttMeter};
 use crate::shard::Env;
 use crate::time::Time;
 pub(crate) use requester::Step;
@@ -181,6 +184,14 @@ pub(crate) struct Cold {
     last_nak: Option<(u8, Psn)>,
     last_wqe_reported: bool,
     counters: QpCounters,
+    /// When the peer's last packet came; [`Time::NEVER`] if none did.
+    heard: Time,
+    rtt: RttMeter,
+    retries: RetryMeter,
+    /// It broke by itself at any time: a reset leaves this as it is.
+    has_broken: bool,
+    failed_request: Option<FailedRequest>,
+    refused: Option<RefusedFacts>,
 }
 
 /// What the control side makes a QP from.
@@ -251,6 +262,12 @@ impl Qp {
                 last_nak: None,
                 last_wqe_reported: false,
                 counters: QpCounters::default(),
+                heard: Time::NEVER,
+                rtt: RttMeter::NEW,
+                retries: RetryMeter::NEW,
+                has_broken: false,
+                failed_request: None,
+                refused: None,
             },
         };
         Ok(Box::new(Self {

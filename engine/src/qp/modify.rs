@@ -10,7 +10,9 @@ use super::{Cold, Qp, Requester, Responder};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
+use crate::post_mortem::{RetryMeter, RttMeter};
 use crate::shard::Env;
+use crate::time::Time;
 
 impl Qp {
     /// Changes state and attributes: all that the mask names, or nothing.
@@ -151,11 +153,14 @@ impl Qp {
             rq.reset();
         }
         body.recv.taken = false;
-        let Cold { block, cap, attr, error, last_nak, last_wqe_reported, counters } = &mut body.cold;
+        let Cold { block, cap, attr, error, last_nak, last_wqe_reported, counters, .. } = &mut body.cold;
         *attr = QpAttr { cap: *cap, ..QpAttr::default() };
         (*error, *last_nak, *last_wqe_reported) = (None, None, false);
         *counters = QpCounters::default();
         set_qp_error(block, false);
+        let cold = &mut body.cold;
+        (cold.heard, cold.rtt, cold.retries) = (Time::NEVER, RttMeter::NEW, RetryMeter::NEW);
+        (cold.failed_request, cold.refused) = (None, None);
     }
 
     /// The CQ has overrun: nobody would learn of what this QP does.

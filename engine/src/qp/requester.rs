@@ -9,6 +9,7 @@ use super::slot::{SendSlot, WqeError};
 use super::{Qp, transfer};
 use crate::cause::ErrorCause;
 use crate::mr::MrTable;
+use crate::post_mortem::RetryKind;
 use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
@@ -29,6 +30,10 @@ pub(super) const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
 /// PSNs outstanding at most: half of them all, so that old and new can be told apart.
 const OUTSTANDING_PSNS_MAX: u32 = 1 << 23;
+
+/// How often a QP that waits for its neighbour's MAC looks whether there is still hope: a fraction of the time that a
+/// neighbour which does not answer is left alone.
+const NEIGHBOUR_LOOK_NS: u64 = 1_000_000_000;
 
 /// Extension headers of a request, in order, in one buffer.
 pub(super) struct ExtBytes {
@@ -79,10 +84,11 @@ impl Qp {
     /// Sends the next request packet, if the rules allow one now.
     #[inline]
     pub(crate) fn transmit_request<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd)
-            || self.req.rnr_until != Time::NEVER
-            || self.req.unresolved
-        {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.req.rnr_until != Time::NEVER {
+            return Step::Idle;
+        }
+        if self.req.unresolved {
+            self.await_neighbour(env);
             return Step::Idle;
         }
         if self.req.nxt_slot == self.req.fetched && !self.fetch(env) {
@@ -357,6 +363,8 @@ impl Qp {
         if req.nxt_psn.is_before(req.max_psn) {
             env.counters.retransmitted_packets += 1;
             self.body.cold.counters.retransmitted_packets += 1;
+        } else if ack_req {
+            self.body.cold.rtt.sent(req.nxt_psn, env.now);
         }
         if req.nxt_slot == req.started {
             req.started = req.started.wrapping_add(1);
@@ -386,6 +394,7 @@ impl Qp {
         self.req.nxt_slot = self.req.una_slot;
         self.req.rd_outstanding = 0;
         self.req.since_ack_request = 0;
+        self.body.cold.rtt.forget();
         self.req.nxt_packet = if self.req.una_slot == self.req.started {
             0
         } else {
@@ -407,18 +416,42 @@ impl Qp {
         self.arm_timer(env);
     }
 
+    /// There is work, but no MAC to send it to. It waits as long as the neighbour is asked for; the timer looks at that.
+    #[cold]
+    fn await_neighbour(&mut self, env: &mut Env) {
+        let has_work = self.req.una_slot != self.req.fetched || self.fetch(env);
+        if has_work && self.req.deadline == Time::NEVER && self.req.timeout_ns > 0 {
+            self.req.deadline = env.now.add_ns(self.req.timeout_ns.min(NEIGHBOUR_LOOK_NS));
+            self.arm_timer(env);
+        }
+    }
+
+    fn handle_neighbour_timeout(&mut self, env: &mut Env) {
+        if self.body.path.as_ref().is_some_and(|path| path.has_failed(&env.ports)) {
+            env.counters.retry_exceeded_err += 1;
+            self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::NeighbourUnresolved);
+        } else {
+            self.await_neighbour(env);
+        }
+    }
+
     fn handle_timeout(&mut self, env: &mut Env) {
+        if self.req.unresolved && matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.handle_neighbour_timeout(env);
+            return;
+        }
         if self.req.una_psn == self.req.max_psn || !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return;
         }
         env.counters.local_ack_timeout_err += 1;
         self.body.cold.counters.timeouts += 1;
         self.req.gap_seen = false;
-        self.retry(env);
+        self.retry(env, RetryKind::Timeout(self.req.timeout_ns));
     }
 
     /// Goes back to the oldest unacknowledged PSN, or breaks the QP if `retry_cnt` is used up. IBTA 9.7.5.1.4.
-    pub(super) fn retry(&mut self, env: &mut Env) {
+    pub(super) fn retry(&mut self, env: &mut Env, kind: RetryKind) {
+        self.body.cold.retries.note(kind, self.req.una_psn, env.now);
         if self.req.retry_left == 0 {
             env.counters.retry_exceeded_err += 1;
             self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::RetryExceeded);

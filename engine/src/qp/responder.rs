@@ -29,10 +29,10 @@ pub(crate) struct Nak {
 /// Where the next payload of an RDMA WRITE goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct WriteCursor {
-    va: u64,
-    rkey: u32,
+    pub(super) va: u64,
+    pub(super) rkey: u32,
     /// Bytes still to come.
-    left: u32,
+    pub(super) left: u32,
 }
 
 /// What a READ or atomic left behind, to be answered, and answered again if the answer is lost. IBTA 9.7.4.4.
@@ -91,6 +91,16 @@ const fn is_read_or_atomic(kind: OpKind) -> bool {
     matches!(kind, OpKind::ReadRequest) || kind.is_atomic()
 }
 
+/// The right that a region must give for a request.
+pub(super) const fn rights_for(kind: OpKind) -> AccessFlags {
+    match kind {
+        OpKind::Write => AccessFlags::REMOTE_WRITE,
+        OpKind::ReadRequest => AccessFlags::REMOTE_READ,
+        OpKind::CompareSwap | OpKind::FetchAdd => AccessFlags::REMOTE_ATOMIC,
+        _ => AccessFlags::NONE,
+    }
+}
+
 impl From<MrFault> for Refusal {
     fn from(_: MrFault) -> Self {
         ACCESS
@@ -102,6 +112,7 @@ impl Qp {
     #[inline]
     pub(crate) fn handle_request(&mut self, env: &mut Env, frame: &Frame<'_>) {
         let bth = frame.bth();
+        self.body.cold.heard = env.now;
         let ahead = bth.psn.distance_from(self.resp.epsn);
         if ahead != 0 {
             if ahead < 0 {
@@ -128,7 +139,10 @@ impl Qp {
                 }
             }
             Err(Refusal::Rnr) => self.refuse_rnr(env, bth.psn),
-            Err(Refusal::Fatal(code, cause)) => self.refuse_fatal(env, bth.psn, code, cause),
+            Err(Refusal::Fatal(code, cause)) => {
+                self.note_refused(env, frame);
+                self.refuse_fatal(env, bth.psn, code, cause);
+            }
         }
     }
 

@@ -29,6 +29,7 @@ impl Qp {
     /// A request packet for this QP, which is UC or UD. Its ICRC is right.
     #[inline]
     pub(crate) fn handle_unreliable(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        self.body.cold.heard = env.now;
         match self.kind {
             QpType::Ud => self.handle_datagram(env, frame),
             _ => self.handle_uc_request(env, frame),

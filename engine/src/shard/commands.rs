@@ -70,6 +70,7 @@ impl Shard {
             },
             Command::RemoveAh { key } => done_or_missing(self.env.remove_ah(key)),
             Command::SendMad(mad) => self.send_mad(&mad),
+            Command::TakeBreaks => Answer::Breaks(self.env.breaks.take()),
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.env.counters, ports)))

@@ -14,6 +14,7 @@ use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
 use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
+use crate::post_mortem::BreakQueue;
 use crate::ready::{Output, ReadyQueues};
 use crate::srq::{Srq, SrqRecv};
 use crate::time::Time;
@@ -43,6 +44,8 @@ pub(crate) struct Env {
     pub(crate) timers: TimerWheel,
     pub(crate) events: EventQueue,
     pub(crate) counters: ShardCounters,
+    /// QPs that broke by themselves.
+    pub(crate) breaks: BreakQueue,
     /// CQs that have just overrun: the QPs on them go to ERR.
     pub(crate) overrun_cqs: Vec<u32>,
 }

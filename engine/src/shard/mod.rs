@@ -32,6 +32,7 @@ use crate::cq::CqTable;
 use crate::events::{Event, EventQueue};
 use crate::mr::MrTable;
 use crate::neigh::NeighTable;
+use crate::post_mortem::BreakQueue;
 use crate::qp::{Qp, Step};
 use crate::ready::{Output, ReadyQueues};
 use crate::time::Time;
@@ -44,6 +45,9 @@ const EVENT_CAPACITY: usize = 4096;
 
 /// Answers to neighbours that wait for room; more are dropped, and asked for again.
 const NEIGH_REPLIES_MAX: usize = 32;
+
+/// QPs that are looked at in one turn for the sake of post-mortems, however many broke in it.
+const PEER_LOOKS_MAX: usize = 4096;
 
 /// A client's doorbells on this shard.
 #[derive(Debug)]
@@ -85,6 +89,7 @@ impl Shard {
             ports: ports.collect(),
             timers: TimerWheel::new(now),
             events: EventQueue::new(EVENT_CAPACITY),
+            breaks: BreakQueue::new(config.limits.max_post_mortem as usize),
             counters: ShardCounters::default(),
             overrun_cqs: Vec::with_capacity(64),
         };
@@ -187,6 +192,9 @@ impl Shard {
             }
         }
         self.break_overrun_cqs();
+        if self.env.breaks.is_incomplete() {
+            self.complete_breaks();
+        }
         before - tx.room()
     }
 
@@ -245,6 +253,21 @@ impl Shard {
                 qp.break_for_cq(&mut self.env);
             }
         }
+    }
+
+    /// Adds to the records of QPs that have just broken whether their peers still talk to others here.
+    #[cold]
+    fn complete_breaks(&mut self) {
+        let Self { qps, env, .. } = self;
+        let mut looks = PEER_LOOKS_MAX;
+        env.breaks.complete(|record| {
+            let Some(peer) = record.path.map(|path| path.dst_ip) else { return };
+            let others = qps.iter().flatten().filter(|qp| qp.qpn().value() != record.qpn).take(looks);
+            let mut seen = 0;
+            let heard = others.inspect(|_| seen += 1).filter_map(|qp| qp.heard_from(peer)).max();
+            looks -= seen;
+            record.others_heard = heard.unwrap_or(Time::NEVER);
+        });
     }
 
     /// A channel to notify: a CQ has completions that its client asked to be told of. Call until `None`, once a turn.

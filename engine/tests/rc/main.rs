@@ -2,8 +2,8 @@
 //!
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
-//! * [`completions`], [`srq`], [`qp_states`], [`work_requests`]: what an application sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
+//! * [`completions`], [`srq`], [`qp_states`], [`work_requests`]: what an application sees; [`post_mortem`]: what an operator does.
 //! * [`network`], [`hostile`]: what is none of our business, and what is meant to harm.
 
 #[path = "../support/mod.rs"]
@@ -16,6 +16,7 @@ mod hostile;
 mod network;
 mod paths;
 mod peer;
+mod post_mortem;
 mod qp_states;
 mod recovery;
 mod requester;
