@@ -95,7 +95,7 @@ impl Client {
                 Err(version(format!("it speaks version {abi_version} of the control messages, ferroce {ABI_VERSION}")))
             }
             Ok(_) => Err(ClientError::Unexpected("hello")),
-            Err(ClientError::Refused { message, .. }) => Err(version(message)),
+            Err(ClientError::Refused { errno, message }) if errno == Errno::EPROTO as i32 => Err(version(message)),
             Err(error) => Err(error),
         }
     }

@@ -38,7 +38,7 @@ use thiserror::Error;
 
 use crate::lcore::Lcore;
 use crate::mailbox::LcoreCounters;
-use crate::port::{MTU_BYTES_DEFAULT, OpenError, OpenPort, PortIo};
+use crate::port::{MTU_BYTES_DEFAULT, OpenError, OpenPort, PortIo, follow_ports};
 use crate::server::{Incoming, Server};
 use crate::session::{EventSocket, add_device_stats, answer, entropy};
 use crate::threads::{Assembly, EngineError, LcoreSetup, Lcores};
@@ -83,7 +83,8 @@ pub fn engine_config(device_name: &str) -> EngineConfig {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         shard_count: 1,
         ports: Vec::new(),
-        limits: Limits::default(),
+        // All clients are this process.
+        limits: Limits { user_share_percent: 100, ..Limits::default() },
         transport: TransportConfig::default(),
     }
 }
@@ -247,6 +248,17 @@ impl Inner {
         self.lcore.turn(&self.counters)
     }
 
+    /// Nobody watches the ports here: they are looked at before each request is answered.
+    fn follow_ports(&mut self) {
+        let now = self.lcore.now();
+        let mut shards = Direct { shard: self.lcore.shard(), now };
+        for event in follow_ports(&mut self.ports, &mut self.control, &mut shards) {
+            for (&session, events) in &mut self.events {
+                events.send(session, &event);
+            }
+        }
+    }
+
     #[cold]
     fn deliver_mads(&mut self) {
         let Self { lcore, control, .. } = self;
@@ -295,6 +307,7 @@ impl Endpoint for PolledEndpoint {
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), CallError> {
         let fds = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<Vec<_>, _>>()?;
         let mut inner = self.node.lock();
+        inner.follow_ports();
         let Inner { lcore, control, events, counters, ports } = &mut *inner;
         let now = lcore.now();
         let mut shards = Direct { shard: lcore.shard(), now };

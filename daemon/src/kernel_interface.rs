@@ -1,27 +1,33 @@
 //! A network interface that the kernel has as well: its addresses, peace with the kernel over UDP port 4791, and a way to be woken by
 //! its frames.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use engine::config::{PortAddress, PortConfig};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{LinkAddr, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use thiserror::Error;
 use wire::{EtherType, ROCE_PORT};
 
+use crate::netlink::{InterfaceState, InterfaceWatch};
+use crate::port::gid_table;
+
 /// Why the kernel's interface can't be shared.
 #[derive(Debug, Error)]
 pub enum InterfaceError {
-    /// The kernel does not tell the addresses.
-    #[error("addresses of interface `{interface}`: {source}")]
-    Addresses {
+    /// The kernel does not tell its state.
+    #[error("state of interface `{interface}`: {source}")]
+    State {
         /// The interface.
         interface: String,
         /// What the operating system says.
-        source: nix::Error,
+        source: std::io::Error,
     },
     /// It has none.
     #[error(
@@ -68,44 +74,138 @@ fn list(addresses: &[IpAddr]) -> String {
     words.join(", ")
 }
 
-/// The addresses to use on an interface: the `wanted` ones, all of which it must have, or all IPv4 ones that it has.
-pub(crate) fn addresses(interface: &str, wanted: &[IpAddr]) -> Result<Vec<IpAddr>, InterfaceError> {
-    let all = getifaddrs().map_err(|source| InterfaceError::Addresses { interface: interface.to_owned(), source })?;
-    let known: Vec<IpAddr> = all
-        .filter(|entry| entry.interface_name == interface)
-        .filter_map(|entry| Some(IpAddr::V4(entry.address?.as_sockaddr_in()?.ip())))
-        .collect();
-    if known.is_empty() {
-        return Err(InterfaceError::NoAddress { interface: interface.to_owned() });
+/// What the operator sets of the addresses of an interface.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// Those of the interface itself; empty = all that it has.
+    pub(crate) untagged: Vec<IpAddr>,
+    /// Those of VLAN interfaces on top of it, which stay whatever the kernel says.
+    pub(crate) tagged: Vec<PortAddress>,
+    /// RoCEv1 GIDs as well.
+    pub(crate) roce_v1: bool,
+}
+
+/// An interface that the kernel has as well, and what we hold of it.
+#[derive(Debug)]
+pub(crate) struct KernelInterface {
+    watch: InterfaceWatch,
+    guard: RoceUdpGuard,
+    wanted: Wanted,
+    /// What frames the port was set up for.
+    mtu_bytes_max: u16,
+}
+
+impl KernelInterface {
+    /// Takes part in an interface, which must have an IPv4 address and all of the `wanted` ones; returns the addresses to use: these,
+    /// or all that it has.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open(
+        interface: &str,
+        wanted: Wanted,
+        mtu_bytes_max: u16,
+    ) -> Result<(Self, Vec<PortAddress>), InterfaceError> {
+        let untold = |source| InterfaceError::State { interface: interface.to_owned(), source };
+        let watch = InterfaceWatch::new(interface).map_err(untold)?;
+        let known = watch.state().map_err(untold)?.unwrap_or_default().addresses;
+        if !known.iter().any(IpAddr::is_ipv4) {
+            return Err(InterfaceError::NoAddress { interface: interface.to_owned() });
+        }
+        if let Some(&address) = wanted.untagged.iter().find(|address| !known.contains(address)) {
+            return Err(InterfaceError::NotItsAddress { interface: interface.to_owned(), address, known });
+        }
+        let untagged = if wanted.untagged.is_empty() { known } else { wanted.untagged.clone() };
+        let untagged = untagged.into_iter().map(PortAddress::from);
+        let addresses: Vec<PortAddress> = untagged.chain(wanted.tagged.iter().copied()).collect();
+        let mut guard = RoceUdpGuard::new(watch.index());
+        addresses.iter().try_for_each(|address| guard.hold(address.ip))?;
+        Ok((Self { watch, guard, wanted, mtu_bytes_max }, addresses))
     }
-    match wanted.iter().find(|address| !known.contains(address)) {
-        Some(&address) => Err(InterfaceError::NotItsAddress { interface: interface.to_owned(), address, known }),
-        None if wanted.is_empty() => Ok(known),
-        None => Ok(wanted.to_vec()),
+
+    /// If the kernel has told of changes, brings a port up to date with the interface: link, MTU, MAC address, GIDs.
+    ///
+    /// Addresses of VLAN interfaces on top of it are not followed: they are those that the operator names.
+    pub(crate) fn follow(&mut self, port: &mut PortConfig) {
+        if self.watch.drain() {
+            self.read(port);
+        }
+    }
+
+    /// The same whether the kernel has told of changes or not.
+    pub(crate) fn read(&mut self, port: &mut PortConfig) {
+        let InterfaceState { up, mtu_bytes, mac, mut addresses } = match self.watch.state() {
+            Ok(Some(state)) => state,
+            Ok(None) => {
+                port.active = false;
+                self.guard.keep(&[]);
+                return port.follow_addresses(&[]);
+            }
+            Err(error) => return tracing::warn!("the state of an interface stays as it was: {error}"),
+        };
+        port.active = up;
+        port.mac = mac.unwrap_or(port.mac);
+        port.interface_mtu = u16::try_from(mtu_bytes).unwrap_or(u16::MAX).min(self.mtu_bytes_max);
+        let wanted = &self.wanted;
+        addresses.retain(|address| wanted.untagged.is_empty() || wanted.untagged.contains(address));
+        let tagged = wanted.tagged.iter().map(|address| address.ip);
+        self.guard.keep(&addresses.iter().copied().chain(tagged).collect::<Vec<_>>());
+        addresses.retain(|&address| match self.guard.hold(address) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!("a new address is not used: {error}");
+                false
+            }
+        });
+        let all = addresses.into_iter().map(PortAddress::from).chain(self.wanted.tagged.iter().copied());
+        port.follow_addresses(&gid_table(all.collect(), port.mac, false, self.wanted.roce_v1));
+    }
+}
+
+impl AsFd for KernelInterface {
+    /// Readable when there is something for [`KernelInterface::follow`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
     }
 }
 
 /// Keeps UDP port 4791 of some addresses: without a socket there, the kernel, which sees the same frames, would answer each with ICMP
 /// "port unreachable". A filter drops everything, so that nothing is queued. Nobody else gets the port meanwhile.
 #[derive(Debug)]
-pub(crate) struct RoceUdpGuard {
-    _sockets: Vec<Socket>,
+struct RoceUdpGuard {
+    interface_index: u32,
+    sockets: BTreeMap<IpAddr, Socket>,
 }
 
 impl RoceUdpGuard {
-    pub(crate) fn new(addresses: &[IpAddr]) -> Result<Self, InterfaceError> {
-        let sockets = addresses.iter().map(|&address| {
-            guard(address).map_err(|source| match source.kind() {
+    fn new(interface_index: u32) -> Self {
+        Self { interface_index, sockets: BTreeMap::new() }
+    }
+
+    /// Takes the port of an address, if it is not held yet.
+    fn hold(&mut self, address: IpAddr) -> Result<(), InterfaceError> {
+        if let Entry::Vacant(place) = self.sockets.entry(address) {
+            let socket = guard(address, self.interface_index).map_err(|source| match source.kind() {
                 ErrorKind::AddrInUse => InterfaceError::PortTaken { address },
                 _ => InterfaceError::Guard { address, source },
-            })
-        });
-        Ok(Self { _sockets: sockets.collect::<Result<_, _>>()? })
+            })?;
+            place.insert(socket);
+        }
+        Ok(())
+    }
+
+    /// Lets go of all but these addresses.
+    fn keep(&mut self, addresses: &[IpAddr]) {
+        self.sockets.retain(|address, _| addresses.contains(address));
     }
 }
 
-fn guard(address: IpAddr) -> std::io::Result<Socket> {
-    let address = SocketAddr::new(address, ROCE_PORT);
+fn guard(address: IpAddr, interface_index: u32) -> std::io::Result<Socket> {
+    let address = match address {
+        // A link-local address is one only together with its link.
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, interface_index).into(),
+        IpAddr::V4(ip) => SocketAddr::from((ip, ROCE_PORT)),
+    };
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.attach_filter(&[SockFilter::new(RETURN_CONSTANT, 0, 0, 0)])?;
     socket.bind(&address.into())?;
@@ -201,15 +301,15 @@ mod tests {
 
     use super::*;
 
-    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
     #[test]
     fn an_interface_gives_its_addresses_and_refuses_others() {
-        assert_eq!(addresses("lo", &[]).unwrap(), [LOOPBACK]);
-        assert_eq!(addresses("lo", &[LOOPBACK]).unwrap(), [LOOPBACK]);
-        let foreign = addresses("lo", &[IpAddr::from([192, 0, 2, 1])]).unwrap_err().to_string();
+        let open = |interface, untagged: &[IpAddr]| {
+            let wanted = Wanted { untagged: untagged.to_vec(), tagged: Vec::new(), roce_v1: false };
+            KernelInterface::open(interface, wanted, 1_500)
+        };
+        let foreign = open("lo", &[IpAddr::from([192, 0, 2, 1])]).unwrap_err().to_string();
         assert!(foreign.contains("192.0.2.1") && foreign.contains("127.0.0.1"), "{foreign}");
-        let absent = addresses("no-such-if", &[]).unwrap_err().to_string();
+        let absent = open("no-such-if", &[]).unwrap_err().to_string();
         assert!(absent.contains("no-such-if"), "{absent}");
     }
 
@@ -217,8 +317,10 @@ mod tests {
     fn a_second_user_of_the_port_is_refused_and_nothing_is_queued() {
         // An address of loopback that other tests on this machine do not use.
         let address = IpAddr::from([127, 77, 1, 9]);
-        let guard = RoceUdpGuard::new(&[address]).unwrap();
-        let second = RoceUdpGuard::new(&[address]).unwrap_err().to_string();
+        let mut guard = RoceUdpGuard::new(1);
+        guard.hold(address).unwrap();
+        guard.hold(address).unwrap();
+        let second = RoceUdpGuard::new(1).hold(address).unwrap_err().to_string();
         assert!(second.contains("4791") && second.contains("127.77.1.9"), "{second}");
         let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         sender.connect((address, ROCE_PORT)).unwrap();
@@ -226,9 +328,11 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(sender.send(b"frame").unwrap(), 5);
         }
-        guard._sockets[0].set_nonblocking(true).unwrap();
+        guard.sockets[&address].set_nonblocking(true).unwrap();
         let mut buffer = [MaybeUninit::uninit(); 16];
-        assert_eq!(guard._sockets[0].recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(guard.sockets[&address].recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        guard.keep(&[]);
+        RoceUdpGuard::new(1).hold(address).expect("it is let go with its address");
     }
 
     #[test]
@@ -244,7 +348,8 @@ mod tests {
             nix::poll::poll(&mut fds, 20_u16).unwrap() > 0
         };
         let address = IpAddr::from([127, 77, 1, 10]);
-        let _guard = RoceUdpGuard::new(&[address]).unwrap();
+        let mut guard = RoceUdpGuard::new(1);
+        guard.hold(address).unwrap();
         let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         // Another test on this machine may send RoCE frames over loopback at any time, but hardly a hundred times in a row.
         let stays_silent = (0..100).any(|_| {

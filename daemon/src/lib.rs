@@ -21,6 +21,7 @@ mod kernel_interface;
 mod lcore;
 mod mailbox;
 mod middleware;
+mod netlink;
 mod port;
 mod server;
 mod session;

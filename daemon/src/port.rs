@@ -1,15 +1,19 @@
 //! Ports: from what the operator names to queues that lcores poll.
 
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
+use engine::command::Shards;
 use engine::config::{PortAddress, PortConfig};
+use engine::control::Control;
 use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, QueuePair, StartedPort, Vdev, VdevParseError};
 use shm::attr::GidType;
+use shm::control::AsyncEvent;
 use thiserror::Error;
 use wire::MacAddr;
 
-use crate::kernel_interface::{self, InterfaceError, RoceUdpGuard};
+use crate::kernel_interface::{InterfaceError, KernelInterface, Wanted};
 use crate::middleware::{FaultSetup, LcoreQueues, Middleware, MiddlewareError};
 
 /// The largest IP packet that the engine ever builds is 4096 bytes and 80 of headers; rounded up.
@@ -124,8 +128,8 @@ pub struct PortIo {
 #[derive(Debug)]
 pub(crate) struct OpenPort {
     port: StartedPort,
-    /// Held for the kernel: see [`RoceUdpGuard`].
-    _guard: Option<RoceUdpGuard>,
+    /// Where the kernel has the interface as well.
+    kernel: Option<KernelInterface>,
 }
 
 impl OpenPort {
@@ -136,11 +140,62 @@ impl OpenPort {
     pub(crate) fn kernel_interface(&self) -> Option<&str> {
         self.port.kernel_interface()
     }
+
+    /// What becomes readable when the port may have changed; `None` where one has to look from time to time.
+    pub(crate) fn change_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.kernel.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What the port is now, if it is another than is `known`.
+    fn changed(&mut self, known: &PortConfig) -> Option<PortConfig> {
+        let mut now = known.clone();
+        match &mut self.kernel {
+            Some(kernel) => kernel.follow(&mut now),
+            None => {
+                let link = self.port.link();
+                (now.active, now.speed_mbps) = (link.up, speed_mbps(link));
+            }
+        }
+        (now != *known).then_some(now)
+    }
+}
+
+/// Looks at the ports, and has the engine know what has changed. Returns the events to be told to every session.
+pub(crate) fn follow_ports<S: Shards>(
+    ports: &mut [OpenPort],
+    control: &mut Control,
+    shards: &mut S,
+) -> Vec<AsyncEvent> {
+    let mut events = Vec::new();
+    for (port, index) in ports.iter_mut().zip(0..) {
+        let changed = control.ports().get(usize::from(index)).and_then(|known| port.changed(known));
+        let Some(changed) = changed else { continue };
+        tracing::info!(
+            port = index + 1,
+            active = changed.active,
+            mac = %changed.mac,
+            addresses = ?changed.addresses,
+            mtu = changed.interface_mtu,
+            "port has changed"
+        );
+        events.extend(control.port_changed(shards, index, changed));
+    }
+    events
+}
+
+/// What a driver tells, 0 if it does not know.
+fn speed_mbps(link: Link) -> u32 {
+    if link.speed_mbit_per_s == SPEED_UNKNOWN { 0 } else { link.speed_mbit_per_s }
 }
 
 /// The GIDs of a port: RoCEv2 before RoCEv1, IPv4 before IPv6, untagged before tagged, else as they are named. So GID 0 is the
 /// routable one that applications take by default. A port of our own that is given no link-local address has the usual one.
-fn gid_table(mut addresses: Vec<PortAddress>, mac: MacAddr, is_own: bool, roce_v1: bool) -> Vec<PortAddress> {
+pub(crate) fn gid_table(
+    mut addresses: Vec<PortAddress>,
+    mac: MacAddr,
+    is_own: bool,
+    roce_v1: bool,
+) -> Vec<PortAddress> {
     if is_own && !addresses.iter().any(|address| address.is_link_local() && address.vlan.is_none()) {
         addresses.push(PortAddress::link_local(mac));
     }
@@ -168,15 +223,14 @@ impl PortIo {
                 (vdev.name().to_owned(), interface)
             }
         };
-        let (addresses, guard) = match &interface {
+        let (addresses, kernel) = match &interface {
             Some(interface) => {
                 let (tagged, untagged): (Vec<PortAddress>, Vec<PortAddress>) =
                     setup.addresses.iter().copied().partition(|a| a.vlan.is_some());
                 let untagged: Vec<IpAddr> = untagged.iter().map(|address| address.ip).collect();
-                let untagged = kernel_interface::addresses(interface, &untagged)?;
-                let addresses: Vec<_> = untagged.into_iter().map(PortAddress::from).chain(tagged).collect();
-                let ips: Vec<IpAddr> = addresses.iter().map(|address| address.ip).collect();
-                (addresses, Some(RoceUdpGuard::new(&ips)?))
+                let wanted = Wanted { untagged, tagged, roce_v1: setup.roce_v1 };
+                let (kernel, addresses) = KernelInterface::open(interface, wanted, mtu_bytes)?;
+                (addresses, Some(kernel))
             }
             None => (setup.addresses.clone(), None),
         };
@@ -190,7 +244,7 @@ impl PortIo {
             promiscuous: false,
             pad_short_frames: None,
         })?;
-        let mut io = Self::assemble(port, addresses, setup.roce_v1, mtu_bytes, guard)?;
+        let mut io = Self::assemble(port, addresses, setup.roce_v1, mtu_bytes, kernel)?;
         io.add_middleware(setup)?;
         Ok(io)
     }
@@ -210,24 +264,28 @@ impl PortIo {
         addresses: Vec<PortAddress>,
         roce_v1: bool,
         mtu_bytes: u16,
-        guard: Option<RoceUdpGuard>,
+        mut kernel: Option<KernelInterface>,
     ) -> Result<Self, OpenError> {
         if addresses.is_empty() {
             return Err(OpenError::NoAddress { name: port.name().to_owned() });
         }
         let device_mtu = u16::try_from(port.mtu_bytes()).unwrap_or(u16::MAX);
-        let Link { speed_mbit_per_s, .. } = port.link();
-        let config = PortConfig {
+        let link = port.link();
+        let mut config = PortConfig {
+            active: link.up,
             mac: port.mac(),
-            addresses: gid_table(addresses, port.mac(), guard.is_none(), roce_v1),
+            addresses: gid_table(addresses, port.mac(), kernel.is_none(), roce_v1),
             interface_mtu: mtu_bytes.min(device_mtu),
-            answers_arp: guard.is_none(),
-            speed_mbps: if speed_mbit_per_s == SPEED_UNKNOWN { 0 } else { speed_mbit_per_s },
+            answers_arp: kernel.is_none(),
+            speed_mbps: speed_mbps(link),
             driver: driver_name(port.driver()).to_owned(),
             kernel_interface: port.kernel_interface().map(str::to_owned),
         };
+        if let Some(kernel) = &mut kernel {
+            kernel.read(&mut config);
+        }
         let queues = port.take_queue_pairs().into_iter().map(|pair| (pair, None)).collect();
-        Ok(Self { config, queues, open: OpenPort { port, _guard: guard } })
+        Ok(Self { config, queues, open: OpenPort { port, kernel } })
     }
 
     fn add_middleware(&mut self, setup: &PortSetup) -> Result<(), OpenError> {
@@ -305,13 +363,15 @@ mod tests {
 
     #[test]
     fn devices_get_buffers_for_the_mtu_where_the_operator_sets_none() {
+        // An ordinary user's rings have fewer slots.
+        let slots = |frame_bytes| Vdev::af_packet(0, "x", 2, frame_bytes).argument("framecnt").unwrap().to_owned();
         assert_eq!(
             completed("net_af_packet0,iface=x", 4200),
-            "net_af_packet0,iface=x,qpairs=2,framesz=6144,blocksz=12288,framecnt=1024"
+            format!("net_af_packet0,iface=x,qpairs=2,framesz=6144,blocksz=12288,framecnt={}", slots(4218))
         );
         assert_eq!(
             completed("net_af_packet0,iface=x", 1500),
-            "net_af_packet0,iface=x,qpairs=2,framesz=2048,blocksz=4096,framecnt=1024"
+            format!("net_af_packet0,iface=x,qpairs=2,framesz=2048,blocksz=4096,framecnt={}", slots(1518))
         );
         assert_eq!(completed("net_memif0,role=client,socket=/s", 4200), "net_memif0,role=client,socket=/s,bsize=4224");
     }

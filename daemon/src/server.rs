@@ -15,7 +15,7 @@ use shm::socket;
 use shm::wake::WakeFd;
 
 use crate::control_socket::ControlSocket;
-use crate::port::OpenPort;
+use crate::port::{OpenPort, follow_ports};
 use crate::session::{Answer, EventSocket, add_device_stats, answer, entropy, set_nonblocking};
 use crate::threads::Lcores;
 
@@ -29,8 +29,12 @@ const ACCEPTS_MAX: usize = 64;
 /// From one warning about a client to the next.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
 
+/// How often ports are looked at that nobody tells changes of.
+const LINK_POLL: Duration = Duration::from_secs(1);
+
 /// Errnos of refusals.
 const EAGAIN: i32 = 11;
+const ENOMEM: i32 = 12;
 const EPROTO: i32 = 71;
 
 /// Warnings about what clients do: one in [`COMPLAINT_PAUSE`], so that no client fills the log.
@@ -77,6 +81,8 @@ pub(crate) struct Server {
     wake: Arc<WakeFd>,
     lcores: Lcores,
     ports: Vec<OpenPort>,
+    /// When to look at their links next; `None` if the kernel tells.
+    next_link_poll: Option<Instant>,
     clock: Clock,
     complaints: Complaints,
     /// A message.
@@ -88,6 +94,7 @@ pub(crate) struct Server {
 struct Ready {
     stop: bool,
     wake: bool,
+    ports: bool,
     listener: bool,
     clients: Vec<u32>,
     turned_away: Vec<usize>,
@@ -104,7 +111,9 @@ impl Server {
         listener: Option<ControlSocket>,
     ) -> Self {
         let control = Control::new(config, entropy(), Time::from_ns(clock.now_ns()));
+        let all_told = ports.iter().all(|port| port.change_fd().is_some());
         Self {
+            next_link_poll: (!all_told).then(Instant::now),
             control,
             clients: BTreeMap::new(),
             turned_away: Vec::new(),
@@ -146,6 +155,9 @@ impl Server {
                     self.admit(socket);
                 }
             }
+            if ready.ports {
+                self.follow_ports();
+            }
             for session in ready.clients {
                 if !self.serve(session) {
                     self.end(session);
@@ -157,25 +169,26 @@ impl Server {
             let now = self.now();
             self.control.turn(&mut self.lcores.mailboxes, now);
         }
-        for session in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.end(session);
-        }
+        self.control.close_all(&mut self.lcores.mailboxes);
+        self.clients.clear();
         Ok(())
     }
 
     /// Waits until there is something to do.
     fn wait(&mut self, stop: BorrowedFd<'_>) -> std::io::Result<Ready> {
-        let pause = self.accept_again.map(|again| again.saturating_duration_since(Instant::now()));
-        if pause == Some(Duration::ZERO) {
-            self.accept_again = None;
-        }
+        let now = Instant::now();
+        self.accept_again = self.accept_again.filter(|&again| again > now);
+        let wake_at = self.accept_again.into_iter().chain(self.next_link_poll).min();
+        let pause = wake_at.map(|at| at.saturating_duration_since(now));
         let watch = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let listener = self.listener.as_ref().filter(|_| self.accept_again.is_none());
         let mut fds = vec![watch(stop), watch(self.wake.as_fd())];
+        fds.extend(self.ports.iter().filter_map(OpenPort::change_fd).map(watch));
+        let told_ports = fds.len() - 2;
         fds.extend(listener.map(|listener| watch(listener.as_fd())));
         fds.extend(self.turned_away.iter().map(|(socket, _)| watch(socket.as_fd())));
         fds.extend(self.clients.values().map(|client| watch(client.socket.as_fd())));
-        let timeout = self.timeout(pause.filter(|pause| !pause.is_zero()));
+        let timeout = self.timeout(pause);
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(nix::Error::EINTR) => return Ok(Ready::default()),
@@ -184,21 +197,24 @@ impl Server {
         let mut found = fds.iter().map(|fd| fd.any().unwrap_or(true));
         let mut next = || found.next().unwrap_or(false);
         let (stop, wake) = (next(), next());
+        let told = (0..told_ports).filter(|_| next()).count() > 0;
+        let ports = told || self.next_link_poll.is_some_and(|at| at <= Instant::now());
         let listener = listener.is_some() && next();
         let turned_away = (0..self.turned_away.len()).filter(|_| next()).collect();
         let clients = self.clients.keys().copied().filter(|_| next()).collect();
-        Ok(Ready { stop, wake, listener, clients, turned_away })
+        Ok(Ready { stop, wake, ports, listener, clients, turned_away })
     }
 
-    /// How long to wait: until somebody may be accepted again, or the engine's control side has something to do.
+    /// How long to wait: for `pause`, or until the engine's control side has something to do.
     fn timeout(&self, pause: Option<Duration>) -> PollTimeout {
         let due = match self.control.next_deadline() {
             Time::NEVER => None,
-            // Waits are whole milliseconds: one more, so that it is due then.
-            due => Some(Duration::from_nanos(due.ns_since(self.now())) + Duration::from_millis(1)),
+            due => Some(Duration::from_nanos(due.ns_since(self.now()))),
         };
         let earliest = [pause, due].into_iter().flatten().min();
-        earliest.map_or(PollTimeout::NONE, |wait| PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX))
+        // Waits are whole milliseconds: one more, so that it is time afterwards.
+        let wait = earliest.map(|wait| PollTimeout::try_from(wait + Duration::from_millis(1)));
+        wait.map_or(PollTimeout::NONE, |wait| wait.unwrap_or(PollTimeout::MAX))
     }
 
     fn now(&self) -> Time {
@@ -260,6 +276,7 @@ impl Server {
             Ok(message) => message,
             Err(CallError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
             Err(CallError::Malformed) => return self.reject(session),
+            Err(CallError::NoDescriptors) => return self.refuse_for_want_of_descriptors(session),
             Err(_) => return false,
         };
         let decoded = self.buffer.get(..length).ok_or(CallError::Malformed).and_then(shm::control::decode::<Request>);
@@ -295,6 +312,13 @@ impl Server {
         false
     }
 
+    /// What the client passes on can't be taken at this time: it may try again.
+    fn refuse_for_want_of_descriptors(&mut self, session: u32) -> bool {
+        let Some(client) = self.clients.get(&session) else { return false };
+        let sentence = "the daemon has as many open files as it may, and can take no file descriptor";
+        Self::send(&mut self.complaints, &client.socket, &Answer::refused(ENOMEM, sentence.to_owned()))
+    }
+
     /// Sends an answer without waiting. False if the client does not take it.
     fn send(complaints: &mut Complaints, socket: &OwnedFd, answer: &Answer) -> bool {
         let fds: Vec<BorrowedFd<'_>> = answer.fds.iter().map(AsFd::as_fd).collect();
@@ -317,6 +341,18 @@ impl Server {
             while let Some(mad) = mailbox.take_mad() {
                 let now = self.now();
                 self.control.handle_mad(&mut self.lcores.mailboxes, now, &mad);
+            }
+        }
+    }
+
+    /// Looks whether ports have changed, and tells every client.
+    fn follow_ports(&mut self) {
+        self.next_link_poll = self.next_link_poll.map(|_| Instant::now() + LINK_POLL);
+        for event in follow_ports(&mut self.ports, &mut self.control, &mut self.lcores.mailboxes) {
+            for (&session, client) in &mut self.clients {
+                if let Some(events) = &mut client.events {
+                    events.send(session, &event);
+                }
             }
         }
     }

@@ -82,6 +82,11 @@ fn what_counts_is_printed_and_mistakes_are_sentences() {
     let unused = directory.path().join("unused.sock");
     for (words, sentence) in [
         (&["--check-config"][..], "a daemon has 1 to 8 ports"),
+        (&["--config", "/dev/zero", "--check-config"], "/dev/zero: it must be a regular file of at most 1048576 bytes"),
+        (
+            &["--vdev", "net_af_packet0", "--check-config"],
+            "net_af_packet0 does not name its interface: it needs iface=NAME",
+        ),
         (&["--vdev", "net_ring0", "--check-config"], "port 1: needs `addresses`"),
         (&["--vdev", "net_ring0", "--address", "10.0.0.1", "--log", "a=b=c", "--check-config"], "log = \"a=b=c\""),
         (

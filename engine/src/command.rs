@@ -8,6 +8,7 @@ use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
 
+use crate::config::PortConfig;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
 use crate::gsi::OutgoingMad;
@@ -135,6 +136,13 @@ pub enum Command {
     SendMad(Box<OutgoingMad>),
     /// Takes what QPs that broke by themselves have left.
     TakeBreaks,
+    /// A port is another now: what the shard knows of it is replaced, and goes back in the answer.
+    ChangePort {
+        /// Which, from 0.
+        port: u8,
+        /// What it is now.
+        config: Box<PortConfig>,
+    },
     /// Reads the counters.
     Counters,
 }
@@ -171,6 +179,8 @@ pub enum Answer {
     Neighbour(Neighbour),
     /// What QPs left that broke, oldest first.
     Breaks(Vec<BreakRecord>),
+    /// What the shard knew of a port before.
+    Port(Box<PortConfig>),
     /// Counters of the shard, and of each port as this shard saw it.
     Counters(Box<(ShardCounters, Vec<PortCounters>)>),
 }

@@ -47,6 +47,16 @@ pub struct Limits {
     pub max_neighbour: u32,
     /// Post-mortems that are kept, and that each shard holds until they are fetched.
     pub max_post_mortem: u32,
+    /// What one user may have of the sessions, QPs, CQs, SRQs, regions, neighbours and ring memory that all share, percent: 1 to 100.
+    pub user_share_percent: u8,
+}
+
+impl Limits {
+    /// One user's share of a total, rounded up.
+    pub fn user_share(&self, total: u64) -> u64 {
+        let share = u128::from(total) * u128::from(self.user_share_percent);
+        u64::try_from(share.div_ceil(100)).unwrap_or(u64::MAX)
+    }
 }
 
 impl Default for Limits {
@@ -71,6 +81,7 @@ impl Default for Limits {
             max_session: 256,
             max_neighbour: 1_024,
             max_post_mortem: 1_024,
+            user_share_percent: 75,
         }
     }
 }
@@ -87,6 +98,14 @@ pub struct PortAddress {
 }
 
 impl PortAddress {
+    /// A free entry of the GID table: the zero GID, as on InfiniBand (IBTA 4.1.1).
+    pub const FREE: Self = Self { ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED), vlan: None, gid_type: GidType::RoceV2 };
+
+    /// Whether it is a free entry.
+    pub fn is_free(&self) -> bool {
+        self.ip.is_unspecified()
+    }
+
     /// The link-local address that a MAC address gives (RFC 4291 2.5.6).
     pub fn link_local(mac: MacAddr) -> Self {
         let interface_id = eui64(mac).to_be_bytes();
@@ -122,12 +141,15 @@ impl From<IpAddr> for PortAddress {
     }
 }
 
-/// A port, as the daemon found it.
+/// A port, as the daemon found it. What changes while it runs replaces the value as a whole: [`crate::control::Control::port_changed`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
+    /// Frames can pass.
+    pub active: bool,
     /// MAC address.
     pub mac: MacAddr,
-    /// Addresses; GID `i` is address `i`. IPv4 with RoCEv2 first, so that GID 0 is the routable IPv4-mapped one.
+    /// Addresses; GID `i` is address `i`. IPv4 with RoCEv2 first, so that GID 0 is the routable IPv4-mapped one. An unspecified
+    /// address is a free entry ([`PortAddress::FREE`]).
     pub addresses: Vec<PortAddress>,
     /// Layer 3 bytes of the largest frame.
     pub interface_mtu: u16,
@@ -150,6 +172,35 @@ impl PortConfig {
     pub fn active_mtu(&self) -> PathMtu {
         let payload = u32::from(self.interface_mtu).saturating_sub(HEADROOM_BYTES);
         PathMtu::largest_within(payload).unwrap_or(PathMtu::M256)
+    }
+
+    /// Most entries of a GID table: what an index of 8 bits can name.
+    pub const GID_COUNT_MAX: usize = 255;
+
+    /// Makes the GID table follow the addresses that there are `now`: entries keep their index as long as their address is there,
+    /// free ones are used again, and entry 0 is left to untagged IPv4 with RoCEv2. What exceeds [`PortConfig::GID_COUNT_MAX`] is
+    /// left out.
+    pub fn follow_addresses(&mut self, now: &[PortAddress]) {
+        let table = &mut self.addresses;
+        table.iter_mut().filter(|entry| !now.contains(entry)).for_each(|entry| *entry = PortAddress::FREE);
+        for &address in now.iter().filter(|address| !address.is_free()) {
+            if table.contains(&address) {
+                continue;
+            }
+            if table.is_empty() {
+                table.push(PortAddress::FREE);
+            }
+            let suits_entry_0 = PortAddress::from(address.ip) == address && address.ip.is_ipv4();
+            let first = usize::from(!suits_entry_0);
+            match table.iter().skip(first).position(PortAddress::is_free) {
+                Some(free) => table[first + free] = address,
+                None if table.len() < Self::GID_COUNT_MAX => table.push(address),
+                None => {}
+            }
+        }
+        while table.last().is_some_and(PortAddress::is_free) {
+            table.pop();
+        }
     }
 
     /// The entries of the GID table that are in use.
@@ -240,4 +291,59 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Transport settings.
     pub transport: TransportConfig,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(addresses: &[&str]) -> PortConfig {
+        PortConfig {
+            active: true,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            addresses: list(addresses),
+            interface_mtu: 1_500,
+            answers_arp: false,
+            speed_mbps: 0,
+            driver: "test".into(),
+            kernel_interface: None,
+        }
+    }
+
+    fn list(addresses: &[&str]) -> Vec<PortAddress> {
+        addresses.iter().map(|ip| ip.parse::<IpAddr>().unwrap().into()).collect()
+    }
+
+    #[test]
+    fn gids_keep_their_index_and_free_entries_are_used_again() {
+        let mut port = port(&["10.0.0.1", "fe80::1", "10.0.0.2"]);
+        port.follow_addresses(&list(&["10.0.0.2", "10.0.0.1"]));
+        assert_eq!(port.addresses, list(&["10.0.0.1", "::", "10.0.0.2"]));
+        assert_eq!(port.gids().map(|gid| gid.index).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!((port.address(1), port.address(2), port.address(3)), (None, Some(list(&["10.0.0.2"])[0]), None));
+        port.follow_addresses(&list(&["10.0.0.2", "10.0.0.1", "10.0.0.3", "10.0.0.4"]));
+        assert_eq!(port.addresses, list(&["10.0.0.1", "10.0.0.3", "10.0.0.2", "10.0.0.4"]));
+        port.follow_addresses(&list(&["10.0.0.3"]));
+        assert_eq!(port.addresses, list(&["::", "10.0.0.3"]), "free entries at the end are no entries");
+    }
+
+    #[test]
+    fn entry_0_is_left_to_ipv4() {
+        let mut port = port(&["10.0.0.1"]);
+        port.follow_addresses(&[]);
+        assert!(port.addresses.is_empty());
+        port.follow_addresses(&list(&["fe80::1"]));
+        assert_eq!(port.addresses, list(&["::", "fe80::1"]));
+        port.follow_addresses(&list(&["fe80::1", "10.0.0.9"]));
+        assert_eq!(port.addresses, list(&["10.0.0.9", "fe80::1"]));
+    }
+
+    #[test]
+    fn a_table_has_no_more_entries_than_an_index_can_name() {
+        let many: Vec<PortAddress> =
+            (0..300_u32).map(|n| IpAddr::from((0x0a00_0000 + n).to_be_bytes()).into()).collect();
+        let mut port = port(&[]);
+        port.follow_addresses(&many);
+        assert_eq!(port.addresses, many[..PortConfig::GID_COUNT_MAX]);
+    }
 }

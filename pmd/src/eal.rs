@@ -11,7 +11,7 @@ use nix::unistd::{AccessFlags, access};
 use thiserror::Error;
 
 use crate::lcore::{LcoreError, RegisteredThread, available_cores};
-use crate::memory::{MemoryMode, hugepage_sizes, hugetlbfs_mount};
+use crate::memory::{self, MemoryMode, hugepage_sizes, hugetlbfs_mount};
 use crate::vdev::{Driver, Vdev};
 
 /// How much DPDK says on standard error.
@@ -165,7 +165,17 @@ fn start_reason(errno: Errno) -> String {
 
 fn vdev_reason(vdev: &Vdev, errno: Errno) -> String {
     let needs = match vdev.driver() {
-        Driver::AfPacket => "it needs CAP_NET_RAW and CAP_NET_ADMIN",
+        Driver::AfPacket => match memory::lockable_bytes() {
+            // The driver does not pass the kernel's reason on.
+            Some(left) if vdev.af_packet_ring_bytes() > left => {
+                let (needed_kib, left_kib) = (vdev.af_packet_ring_bytes() / 1024, left / 1024);
+                return format!(
+                    "its rings need {needed_kib} KiB of locked memory, and {left_kib} KiB are left to this process: raise RLIMIT_MEMLOCK \
+                     (`ulimit -l`, or LimitMEMLOCK= of a service), or give the device fewer slots (framecnt=)"
+                );
+            }
+            _ => "it needs CAP_NET_RAW, and ring sizes that the kernel accepts",
+        },
         Driver::AfXdp => "it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF",
         Driver::Tap => "it needs CAP_NET_ADMIN, /dev/net/tun, and a free interface name",
         Driver::Pcap => "it needs CAP_NET_RAW",

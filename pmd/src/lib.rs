@@ -34,7 +34,7 @@ pub use faults::{FaultCounts, FaultInjector, FaultRateError, FaultRates};
 pub use interface::interface_mtu_bytes;
 pub use lcore::{LcoreError, RegisteredThread, available_cores, pin_current_thread, socket_of_core};
 pub use mbuf::{HEADROOM_BYTES, Mbuf};
-pub use memory::{HugepageSize, MemoryMode, hugepage_sizes, hugetlbfs_mount};
+pub use memory::{HugepageSize, MemoryMode, hugepage_sizes, hugetlbfs_mount, lockable_bytes};
 pub use mempool::{Mempool, MempoolConfig, MempoolError};
 pub use pcap::{PcapTap, PcapTapError};
 pub use port::{Link, Port, PortConfig, PortError, PortStats, StartedPort, port_names};

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
 /// Where packet buffers and rings lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryMode {
@@ -79,4 +81,43 @@ pub fn hugetlbfs_mount() -> Option<String> {
         let (directory, kind) = (fields.next()?, fields.next()?);
         (kind == "hugetlbfs").then(|| directory.to_owned())
     })
+}
+
+/// Bytes that this process may still lock into memory (RLIMIT_MEMLOCK, less what it has locked); `None` where nothing limits it: with
+/// CAP_IPC_LOCK outside of user namespaces.
+#[must_use]
+pub fn lockable_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let (limit_bytes, _) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap_or((RLIM_INFINITY, RLIM_INFINITY));
+    let locked_bytes = locked_bytes(&status, &uid_map)?;
+    (limit_bytes != RLIM_INFINITY).then(|| limit_bytes.saturating_sub(locked_bytes))
+}
+
+/// Bytes that are locked; `None` if the kernel does not count them against a limit.
+fn locked_bytes(status: &str, uid_map: &str) -> Option<u64> {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let capabilities = u64::from_str_radix(field("CapEff:"), 16).unwrap_or(0);
+    // In a user namespace, which has fewer users, a capability is only the namespace's.
+    let all_users = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if capabilities & CAP_IPC_LOCK != 0 && all_users {
+        return None;
+    }
+    let kib: u64 = field("VmLck:").trim_end_matches("kB").trim().parse().unwrap_or(0);
+    Some(kib.saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_memory_counts_unless_the_capability_is_the_machine_s() {
+        let status = "Name:\tferroced\nVmLck:\t    4096 kB\nCapEff:\t000001ffffffffff\n";
+        let all = "         0          0 4294967295\n";
+        assert_eq!(locked_bytes(status, all), None);
+        assert_eq!(locked_bytes(status, "         0      65534          1\n"), Some(4096 * 1024));
+        assert_eq!(locked_bytes("VmLck:\t       0 kB\nCapEff:\t0000000000003000\n", all), Some(0));
+    }
 }

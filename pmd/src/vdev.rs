@@ -91,6 +91,12 @@ pub enum VdevParseError {
     /// No driver that this crate knows starts the name.
     #[error("`{0}` names no known driver: it must begin with one of {known}", known = known_drivers())]
     Driver(String),
+    /// A device on a kernel interface does not say which.
+    #[error("{device} does not name its interface: it needs iface=NAME, such as {device},iface=eth0")]
+    NoInterface {
+        /// The device.
+        device: String,
+    },
     /// An argument is not `key=value`, or has a blank or control character.
     #[error("`{0}` is not a device argument: key=value without blanks, separated by commas")]
     Argument(String),
@@ -121,10 +127,11 @@ impl Vdev {
     }
 
     /// Packet sockets on the kernel's interface `iface`, with `queue_pairs` queues (the kernel spreads received frames
-    /// over them by flow), for frames of up to `frame_bytes`. Needs CAP_NET_RAW and CAP_NET_ADMIN. The interface's MTU is the kernel's
+    /// over them by flow), for frames of up to `frame_bytes`. Needs CAP_NET_RAW. The interface's MTU is the kernel's
     /// affair: the driver must not change it, and frames over it are dropped.
     ///
-    /// *Memory*: 2 rings a queue, each of 1024 slots of `frame_bytes` and 66 more, rounded up to 2 KiB.
+    /// *Memory*: 2 rings a queue, each of 1024 slots of `frame_bytes` and 66 more, rounded up to 2 KiB. They are locked into memory: where
+    /// the process may not lock as much ([`crate::lockable_bytes`]), they have fewer slots, 64 at least.
     #[must_use]
     pub fn af_packet(index: u16, iface: &str, queue_pairs: u16, frame_bytes: u32) -> Self {
         let slot_bytes = frame_bytes.saturating_add(Self::AF_PACKET_OVERHEAD_BYTES).next_multiple_of(2048);
@@ -138,9 +145,25 @@ impl Vdev {
                 ("qpairs", queue_pairs.to_string()),
                 ("framesz", slot_bytes.to_string()),
                 ("blocksz", block_bytes.to_string()),
-                ("framecnt", Self::AF_PACKET_FRAME_COUNT.to_string()),
+                ("framecnt", Self::frame_count(queue_pairs, slot_bytes, crate::memory::lockable_bytes()).to_string()),
             ],
         )
+    }
+
+    /// Slots of an af_packet ring whose memory may be locked: a power of two.
+    fn frame_count(queue_pairs: u16, slot_bytes: u32, lockable_bytes: Option<u64>) -> u32 {
+        let slots = lockable_bytes.unwrap_or(u64::MAX) / (2 * u64::from(queue_pairs.max(1)) * u64::from(slot_bytes));
+        let most = u32::try_from(slots).unwrap_or(u32::MAX).clamp(64, Self::AF_PACKET_FRAME_COUNT);
+        1 << most.ilog2()
+    }
+
+    /// Bytes of the rings of an af_packet device.
+    pub(crate) fn af_packet_ring_bytes(&self) -> u64 {
+        let number =
+            |key: &str, default: u64| self.argument(key).and_then(|value| value.parse().ok()).unwrap_or(default);
+        // The driver's own defaults.
+        let slot_bytes = number("framesz", Self::AF_PACKET_DEFAULT_FRAMESZ.into());
+        number("qpairs", 1).saturating_mul(2).saturating_mul(slot_bytes).saturating_mul(number("framecnt", 512))
     }
 
     /// A new TAP interface `iface` in the kernel; frames of up to 1514 bytes. Needs CAP_NET_ADMIN.
@@ -276,7 +299,11 @@ impl FromStr for Vdev {
                 _ => Err(VdevParseError::Argument(part.to_owned())),
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { name: name.to_owned(), arguments })
+        let vdev = Self { name: name.to_owned(), arguments };
+        if matches!(vdev.driver(), Driver::AfPacket | Driver::AfXdp) && vdev.kernel_interface().is_none() {
+            return Err(VdevParseError::NoInterface { device: vdev.name });
+        }
+        Ok(vdev)
     }
 }
 
@@ -294,9 +321,20 @@ mod tests {
             let block: u32 = vdev.argument("blocksz").unwrap().parse().unwrap();
             assert!(vdev.buffer_frame_bytes().unwrap() >= frame_bytes);
             assert_eq!((slot % 16, block % slot, block % 4096), (0, 0, 0), "framesz {slot}, blocksz {block}");
-            assert_eq!(1024 % (block / slot), 0);
+            assert_eq!(64 % (block / slot), 0, "a ring of any size is whole blocks");
             assert_eq!((vdev.name(), vdev.kernel_interface()), ("net_af_packet3", Some("veth0")));
         }
+    }
+
+    #[test]
+    fn af_packet_rings_fit_into_what_may_be_locked() {
+        let count = |queue_pairs, lockable| Vdev::frame_count(queue_pairs, 6144, lockable);
+        assert_eq!((count(1, None), count(16, None)), (1024, 1024));
+        assert_eq!(count(1, Some(8 << 20)), 512);
+        assert_eq!(count(2, Some(8 << 20)), 256);
+        assert_eq!(count(1, Some(64 << 10)), 64, "no less; the driver then refuses the device");
+        let vdev: Vdev = "net_af_packet0,iface=x,qpairs=2,framesz=6144,framecnt=1024".parse().unwrap();
+        assert_eq!(vdev.af_packet_ring_bytes(), 2 * 2 * 6144 * 1024);
     }
 
     #[test]
@@ -320,6 +358,11 @@ mod tests {
         for argument in ["iface", "iface=", "=x", "a=b c", "a=b\0"] {
             assert_eq!(parse(&format!("net_tap0,{argument}")), VdevParseError::Argument(argument.to_owned()));
         }
+        assert_eq!(
+            parse("net_af_packet0,qpairs=1"),
+            VdevParseError::NoInterface { device: "net_af_packet0".to_owned() }
+        );
+        assert!(parse("net_af_xdp0").to_string().contains("iface=NAME"));
         assert!(parse("net_wonder0").to_string().contains("net_af_packet"));
     }
 

@@ -473,6 +473,11 @@ pub enum CallError {
     /// The socket failed.
     #[error("control socket: {0}")]
     Io(#[from] std::io::Error),
+    /// File descriptors that came with a message could not be taken.
+    #[error(
+        "a message's file descriptors could not be taken: this process has as many open files as it may (`ulimit -n`)"
+    )]
+    NoDescriptors,
     /// What came is no message of this version.
     #[error("the daemon's answer can't be understood: is it another version?")]
     Malformed,

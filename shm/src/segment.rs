@@ -40,21 +40,39 @@ struct Segment {
 pub struct SegmentBudget {
     limit_bytes: u64,
     left_bytes: Arc<AtomicU64>,
+    /// What it is a part of.
+    whole: Option<Arc<Self>>,
 }
 
 impl SegmentBudget {
     /// A budget of which nothing is spent.
     pub fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, left_bytes: Arc::new(AtomicU64::new(limit_bytes)) }
+        Self { limit_bytes, left_bytes: Arc::new(AtomicU64::new(limit_bytes)), whole: None }
+    }
+
+    /// A part of it, for one user: what is spent there is spent here as well.
+    pub fn part(&self, limit_bytes: u64) -> Self {
+        Self { whole: Some(Arc::new(self.clone())), ..Self::new(limit_bytes) }
     }
 
     fn spend(&self, bytes: u64) -> Result<(), SegmentError> {
+        self.whole.as_ref().map_or(Ok(()), |whole| whole.spend(bytes))?;
         let left = self.left_bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
-        left.map(drop).map_err(|_| SegmentError::TotalLimit { limit_bytes: self.limit_bytes })
+        let limit_bytes = self.limit_bytes;
+        left.map(drop).map_err(|_| match &self.whole {
+            Some(whole) => {
+                whole.give_back(bytes);
+                SegmentError::UserLimit { limit_bytes }
+            }
+            None => SegmentError::TotalLimit { limit_bytes },
+        })
     }
 
     fn give_back(&self, bytes: u64) {
         self.left_bytes.fetch_add(bytes, Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.give_back(bytes);
+        }
     }
 }
 
@@ -79,6 +97,14 @@ pub enum SegmentError {
     #[error("rings of all clients would need more than the daemon's limit of {limit_bytes} bytes")]
     TotalLimit {
         /// The configured limit.
+        limit_bytes: u64,
+    },
+    /// The user's.
+    #[error(
+        "rings of this user's clients would need more than the user's share of {limit_bytes} bytes: see user_share_percent"
+    )]
+    UserLimit {
+        /// The share.
         limit_bytes: u64,
     },
     /// No memory.
@@ -182,6 +208,14 @@ impl SegmentAllocator {
         self.segments.get(segment as usize).map(|s| &s.mapping)
     }
 
+    /// Gives the memory of all segments back to the system, whoever else has their files; they read as zeros from now on. The engine's
+    /// side of every block must be gone.
+    pub fn discard_all(&self) {
+        for segment in &self.segments {
+            segment.mapping.discard(0, segment.mapping.bytes());
+        }
+    }
+
     /// Bytes in blocks that are in use.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
@@ -213,6 +247,35 @@ mod tests {
         other.allocate(SEGMENT_BYTES).unwrap();
         other.allocate(SEGMENT_BYTES).unwrap();
         assert!(refused(other.allocate(64)));
+    }
+
+    #[test]
+    fn a_user_s_part_of_a_budget_is_spent_of_the_whole_as_well() {
+        let budget = SegmentBudget::new(3 * SEGMENT_BYTES);
+        let (one, other) = (budget.part(2 * SEGMENT_BYTES), budget.part(2 * SEGMENT_BYTES));
+        let session = |budget: &SegmentBudget| SegmentAllocator::within(budget.clone(), 64 << 20);
+        let mut first = session(&one);
+        first.allocate(SEGMENT_BYTES).unwrap();
+        first.allocate(SEGMENT_BYTES).unwrap();
+        assert!(matches!(session(&one).allocate(64), Err(SegmentError::UserLimit { limit_bytes: 8_388_608 })));
+        let mut second = session(&other);
+        second.allocate(SEGMENT_BYTES).unwrap();
+        assert!(matches!(second.allocate(SEGMENT_BYTES), Err(SegmentError::TotalLimit { limit_bytes: 12_582_912 })));
+        drop(first);
+        second.allocate(SEGMENT_BYTES).unwrap();
+        assert!(matches!(second.allocate(64), Err(SegmentError::UserLimit { .. })), "what failed was not spent");
+    }
+
+    #[test]
+    fn memory_is_given_back_though_somebody_keeps_the_file() {
+        let mut segments = SegmentAllocator::new(64 << 20);
+        let (_, address) = segments.allocate(POPULATE_BYTES_MAX).unwrap();
+        let file = std::fs::File::from(segments.mapping(address.segment).unwrap().fd().try_clone_to_owned().unwrap());
+        let blocks = |file: &std::fs::File| std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        assert!(blocks(&file) * 512 >= POPULATE_BYTES_MAX);
+        segments.discard_all();
+        drop(segments);
+        assert_eq!(blocks(&file), 0);
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub fn send<T: serde::Serialize>(fd: BorrowedFd<'_>, message: &T, fds: &[Borrowe
 ///
 /// # Errors
 /// [`CallError::Disconnected`] at the end of the connection; [`CallError::Malformed`] if the datagram or its descriptors did
-/// not fit (the descriptors are closed); [`CallError::Io`].
+/// not fit (the descriptors are closed); [`CallError::NoDescriptors`] if the process may have no more of them;
+/// [`CallError::Io`].
 pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), CallError> {
     let mut space = nix::cmsg_space!([RawFd; FDS_MAX]);
     loop {
@@ -65,6 +66,11 @@ pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Vec<Owne
                     fds.extend(raw.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
                 }
             }
+        }
+        let lost_descriptors = message.flags.contains(MsgFlags::MSG_CTRUNC) && fds.len() < FDS_MAX;
+        if lost_descriptors && !message.flags.contains(MsgFlags::MSG_TRUNC) {
+            // There was room for them in the message.
+            return Err(CallError::NoDescriptors);
         }
         if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
             return Err(CallError::Malformed);

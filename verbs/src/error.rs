@@ -99,6 +99,7 @@ impl VerbsError {
             Self::Call(CallError::Malformed) | Self::UnexpectedReply { .. } | Self::Version { .. } => {
                 Errno::EPROTO as i32
             }
+            Self::Call(CallError::NoDescriptors) => Errno::EMFILE as i32,
             Self::Call(CallError::TooLarge { .. }) => Errno::EMSGSIZE as i32,
             Self::Post(error) => error.errno(),
             Self::Map(MapError::Os { source, .. }) => *source as i32,

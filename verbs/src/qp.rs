@@ -294,7 +294,7 @@ impl QueuePair {
         self.0.queues.in_error(&self.0.block)
     }
 
-    /// Send work requests that can be posted now.
+    /// Send work requests that can be posted now, at least: a slot is free again once a completion has been polled that stands for it.
     pub fn send_free(&self) -> u32 {
         self.0.queues.send_free()
     }

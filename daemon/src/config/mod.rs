@@ -8,12 +8,16 @@ mod raw;
 mod tests;
 
 use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Read;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use engine::config::{Limits, PortAddress, TransportConfig};
+use nix::fcntl::OFlag;
 use pmd::{FaultRates, MemoryMode};
 use thiserror::Error;
 
@@ -26,6 +30,8 @@ use raw::{RawConfig, RawFault, RawLimits, RawPort, RawTransport};
 
 /// Read where it exists and no other is named.
 pub const CONFIG_FILE: &str = "/etc/ferroce/ferroced.toml";
+/// Largest configuration file.
+const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Where clients look for a daemon first.
 pub const SOCKET_PATH: &str = "/run/ferroce/ferroced.sock";
 /// A UNIX socket's address holds no longer path.
@@ -164,7 +170,16 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
+    let failed = |source| ConfigError::File { path: path.to_owned(), source };
+    // A device or a pipe may go on for ever, and so may the opening of one: non-blocking it is.
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() || metadata.len() > CONFIG_FILE_BYTES_MAX {
+        let message = format!("it must be a regular file of at most {CONFIG_FILE_BYTES_MAX} bytes");
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
+    }
+    let mut text = String::new();
+    file.take(CONFIG_FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
     toml::from_str(&text).map_err(|source| ConfigError::Syntax { path: path.to_owned(), source: Box::new(source) })
 }
 

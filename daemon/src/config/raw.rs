@@ -108,6 +108,7 @@ number_table! {
         max_session: 1..=4096,
         max_neighbour: 1..=65_536,
         max_post_mortem: 0..=65_536,
+        user_share_percent: 1..=100,
     }
 }
 

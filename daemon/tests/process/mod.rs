@@ -32,10 +32,14 @@ pub(crate) fn command(words: &[&str]) -> Command {
 impl Ferroced {
     /// Starts one, with `more` in its configuration file, and waits until it answers.
     pub(crate) fn start(more: &str) -> Self {
+        Self::start_on("[[port]]\nvdev = \"net_ring0\"\naddresses = [\"10.0.0.1\"]\n", more)
+    }
+
+    /// The same with another port.
+    pub(crate) fn start_on(port: &str, more: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("ferroced.sock");
         let config = directory.path().join("ferroced.toml");
-        let port = "[[port]]\nvdev = \"net_ring0\"\naddresses = [\"10.0.0.1\"]\n";
         let head = format!("socket = {socket:?}\nmemory = \"no-huge\"\nlog = \"warn\"\n");
         std::fs::write(&config, format!("{head}{more}\n{port}")).unwrap();
         let child = command(&["--config", config.to_str().unwrap()]).spawn().unwrap();

@@ -55,7 +55,10 @@ impl Control {
                 format!("only the first {populated} bytes of memory {memory} are faulted in: PopulateMemory does more");
             return refuse(errno::EINVAL, message);
         }
-        let key = self.draw_key(session.mrs.len())?;
+        let (own, max) = (session.mrs.len(), self.config.limits.max_mr);
+        self.check_share(session, "regions", max, |s| s.mrs.len())?;
+        let Some(attached) = session.memories.get_mut(&memory) else { unreachable!("it was there above") };
+        let key = self.draw_key(own)?;
         let entry = MrEntry {
             key,
             pd: pd_number,

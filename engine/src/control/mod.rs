@@ -13,6 +13,7 @@ mod qps;
 mod queues;
 mod sentence;
 mod session;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
-use shm::control::{Reply, Request};
+use shm::control::{AsyncEvent, Reply, Request};
 use shm::segment::SegmentBudget;
 use wire::PathMtu;
 
@@ -77,6 +78,8 @@ struct ShardBook {
 /// The control side of an engine.
 pub struct Control {
     config: Arc<EngineConfig>,
+    /// As they are now; `config` has them as they were at the start.
+    ports: Vec<PortConfig>,
     entropy: Box<dyn FnMut() -> u64 + Send>,
     started: Time,
     sessions: BTreeMap<u32, Session>,
@@ -93,6 +96,8 @@ pub struct Control {
     /// Management datagrams that nobody here serves.
     unclaimed_mads: u64,
     post_mortems: post_mortem::PostMortems,
+    /// The part of it that each user with a session may spend.
+    user_rings: BTreeMap<u32, SegmentBudget>,
 }
 
 impl Control {
@@ -112,6 +117,7 @@ impl Control {
         let ahs = IndexAllocator::new(0, limits.max_ah.min(ah::INDEX_COUNT));
         let rings = SegmentBudget::new(limits.ring_bytes_total);
         Self {
+            ports: config.ports.clone(),
             config,
             entropy,
             started: now,
@@ -124,27 +130,70 @@ impl Control {
             rings,
             unclaimed_mads: 0,
             post_mortems: post_mortem::PostMortems::default(),
+            user_rings: BTreeMap::new(),
         }
+    }
+
+    /// A port is another now. Returns the events to be told to every session, in their order.
+    ///
+    /// Shards know it once this returns: from then on a QP gets a GID or a path MTU only if the port has it.
+    pub fn port_changed<S: Shards>(&mut self, shards: &mut S, port_index: u8, port: PortConfig) -> Vec<AsyncEvent> {
+        let Some(known) = self.ports.get_mut(usize::from(port_index)) else { return Vec::new() };
+        let port_num = port_index + 1;
+        let mut events = Vec::new();
+        match (known.active, port.active) {
+            (false, true) => events.push(AsyncEvent::PortActive { port_num }),
+            (true, false) => events.push(AsyncEvent::PortErr { port_num }),
+            _ => {}
+        }
+        if known.addresses != port.addresses {
+            events.push(AsyncEvent::GidChange { port_num });
+        }
+        *known = port.clone();
+        self.command_all(shards, || Command::ChangePort { port: port_index, config: Box::new(port.clone()) });
+        events
+    }
+
+    /// What is known of the ports, in the order of their numbers.
+    pub fn ports(&self) -> &[PortConfig] {
+        &self.ports
     }
 
     /// A client connected: the number of its session, or the sentence that refuses it.
     ///
     /// # Errors
-    /// When there are as many sessions as the configuration allows.
+    /// When there are as many sessions as the configuration allows, to all or to the user.
     pub fn open_session(&mut self, peer: Peer) -> Result<u32, String> {
         let limit = self.config.limits.max_session;
         if self.sessions.len() >= limit as usize {
             return Err(format!("{limit} clients are connected, as many as the limit max_session allows"));
         }
+        self.check_session_share(peer).map_err(|refusal| refusal.message)?;
         let number = self.next_session;
         self.next_session = self.next_session.wrapping_add(1).max(1);
-        self.sessions.insert(number, Session::new(peer, &self.config, &self.rings));
+        let rings = self.rings_of(peer.uid);
+        self.sessions.insert(number, Session::new(peer, &self.config, rings));
         Ok(number)
     }
 
     /// A client is gone: all that it had goes too. Returns once no shard touches its memory.
+    ///
+    /// The pages of its rings are given back at once: the daemon pays for them, and the client may keep the files.
     pub fn close_session<S: Shards>(&mut self, shards: &mut S, number: u32) {
-        let Some(mut session) = self.sessions.remove(&number) else { return };
+        if let Some(session) = self.take_session_apart(shards, number) {
+            session.segments.discard_all();
+        }
+    }
+
+    /// The engine ends: all sessions do. Clients still find in their rings what was completed.
+    pub fn close_all<S: Shards>(&mut self, shards: &mut S) {
+        for number in self.sessions.keys().copied().collect::<Vec<_>>() {
+            self.take_session_apart(shards, number);
+        }
+    }
+
+    fn take_session_apart<S: Shards>(&mut self, shards: &mut S, number: u32) -> Option<Session> {
+        let mut session = self.sessions.remove(&number)?;
         self.fetch_all_breaks(shards, number, &session);
         for (qpn, _) in std::mem::take(&mut session.qps) {
             self.drop_qp(shards, number, &session, qpn);
@@ -168,6 +217,8 @@ impl Control {
                 shards.command(shard as u8, Command::RemoveSession { session: number });
             }
         }
+        self.forget_user(session.peer.uid);
+        Some(session)
     }
 
     /// Answers a request of a session. File descriptors that came with it and are not used are closed.
@@ -269,8 +320,8 @@ impl Control {
 
     fn port(&self, port_num: u8) -> Result<&PortConfig, Refusal> {
         let index = usize::from(port_num).checked_sub(1);
-        let count = self.config.ports.len();
-        match index.and_then(|index| self.config.ports.get(index)) {
+        let count = self.ports.len();
+        match index.and_then(|index| self.ports.get(index)) {
             Some(port) => Ok(port),
             None => refuse(errno::EINVAL, format!("port {port_num} does not exist: ports are 1 to {count}")),
         }
@@ -318,7 +369,7 @@ fn refused(refusal: Refusal) -> Answered {
 
 fn port_attr(port: &PortConfig) -> PortAttr {
     PortAttr {
-        active: true,
+        active: port.active,
         max_mtu: PathMtu::M4096.code(),
         active_mtu: port.active_mtu().code(),
         gid_tbl_len: port.addresses.len() as u32,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use shm::attr::{QpAttr, QpAttrMask, QpCap, QpType};
+use shm::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use shm::control::Reply;
 use shm::doorbell::{DOORBELL_BYTES, DOORBELL_COUNT, DoorbellPage};
 use shm::layout::QueueShape;
@@ -66,6 +66,8 @@ impl Control {
         let pd_number = session.pd(wanted.pd)?;
         let placement = place_qp(session, &wanted)?;
         let granted = self.grant(&wanted)?;
+        let (max_qp, on) = (self.config.limits.max_qp, placement.shard);
+        self.check_share(session, "QPs on an lcore", max_qp, |s| s.qp_count_on(on))?;
         let room =
             self.room_for_qp(shards, number, session, placement.shard, qp_block_bytes(granted.sq, granted.rq))?;
         let QpRoom { shard, index, doorbell_index, doorbell, address, .. } = room;
@@ -98,7 +100,7 @@ impl Control {
         assert!(matches!(answer, Answer::Done), "a shard takes a QP of a session that it knows at a free index");
         session.add_qp_users(&wanted, true);
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
-        session.qps.insert(qpn.value(), QpBook { pd, send_cq, recv_cq, srq, address, doorbell_index });
+        session.qps.insert(qpn.value(), QpBook { pd, send_cq, recv_cq, srq, address, doorbell_index, neighbour: None });
         let Granted { cap, sq, rq } = granted;
         let reply =
             Reply::Qp { qpn: qpn.value(), cap, sq, rq, block: address, shard, doorbell, doorbell_index, wake_fd };
@@ -194,16 +196,24 @@ impl Control {
     pub(super) fn modify_qp<S: Shards>(
         &self,
         shards: &mut S,
-        session: &Session,
+        session: &mut Session,
         qpn: u32,
         attr: QpAttr,
         mask: QpAttrMask,
     ) -> Result<Reply, Refusal> {
         session.qp(qpn)?;
         check_qkey(session, &attr, mask)?;
+        let has_path = mask.contains(QpAttrMask::AV);
+        let neighbour = has_path.then(|| self.neighbour_of(shard_of(Qpn::new(qpn)), &attr)).flatten();
+        neighbour.as_ref().map_or(Ok(()), |neighbour| self.check_neighbour(session, neighbour))?;
         let command = Command::ModifyQp { index: qpn & QPN_INDEX_MASK, attr: Box::new(attr), mask };
         match shards.command(shard_of(Qpn::new(qpn)), command) {
-            Answer::Modified(state) => Ok(Reply::QpModified { state }),
+            Answer::Modified(state) => {
+                if has_path || state == QpState::Reset {
+                    session.set_neighbour(qpn, neighbour);
+                }
+                Ok(Reply::QpModified { state })
+            }
             Answer::Refused(error @ ModifyError::NeighbourTableFull) => refuse(errno::ENOMEM, error.to_string()),
             Answer::Refused(error) => refuse(errno::EINVAL, error.to_string()),
             _ => no_such_qp(qpn),
@@ -226,6 +236,7 @@ impl Control {
         qpn: u32,
     ) -> Result<Reply, Refusal> {
         session.qp(qpn)?;
+        session.set_neighbour(qpn, None);
         let Some(book) = session.qps.remove(&qpn) else { return no_such_qp(qpn) };
         self.drop_qp(shards, number, session, qpn);
         session.segments.release(book.address);

@@ -27,6 +27,8 @@ impl Control {
         }
         let wake = channel.map(|channel| session.channel(channel)).transpose()?;
         let shard = self.place_cq(session, comp_vector);
+        let max = self.config.limits.max_cq;
+        self.check_share(session, "CQs on an lcore", max, |s| s.cqs.values().filter(|cq| cq.shard == shard).count())?;
         let depth = cqe.next_power_of_two();
         let (block, address) = session.allocate(cq_block_bytes(depth))?;
         let Some(index) = self.shards[usize::from(shard)].cqs.allocate() else {
@@ -113,6 +115,8 @@ impl Control {
             Some(None) => return refuse(errno::EINVAL, format!("CQ {} does not exist", cq.unwrap_or(0))),
             None => self.place_cq(session, None),
         };
+        let total = limits.max_srq;
+        self.check_share(session, "SRQs on an lcore", total, |s| s.srqs.values().filter(|s| s.shard == shard).count())?;
         let shape = QueueShape::recv(attr.max_wr, attr.max_sge.max(1));
         let granted = SrqAttr { max_wr: shape.depth.min(max_wr), max_sge: shape.max_sge.min(max_sge), srq_limit: 0 };
         let (block, address) = session.allocate(srq_block_bytes(shape))?;

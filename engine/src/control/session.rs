@@ -9,6 +9,7 @@ use shm::mapping::{MapError, Mapping};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
 
+use super::shares::NeighbourKey;
 use super::{Answered, Peer, Refusal, errno, refuse};
 use crate::config::EngineConfig;
 use crate::slab::IndexAllocator;
@@ -76,6 +77,7 @@ pub(super) struct QpBook {
     pub(super) srq: Option<u32>,
     pub(super) address: BlockAddress,
     pub(super) doorbell_index: u32,
+    pub(super) neighbour: Option<NeighbourKey>,
 }
 
 /// The doorbell page of one shard.
@@ -107,6 +109,8 @@ pub(super) struct Session {
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
     pub(super) qps: BTreeMap<u32, QpBook>,
+    /// Neighbours of its QPs, with how many QPs have them.
+    pub(super) neighbours: BTreeMap<NeighbourKey, u32>,
     pub(super) doorbells: Vec<Option<DoorbellBook>>,
     pub(super) segments: SegmentAllocator,
     /// Segments whose files the client has.
@@ -114,7 +118,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(peer: Peer, config: &EngineConfig, rings: &SegmentBudget) -> Self {
+    pub(super) fn new(peer: Peer, config: &EngineConfig, rings: SegmentBudget) -> Self {
         Self {
             peer,
             greeted: false,
@@ -133,8 +137,9 @@ impl Session {
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
             doorbells: (0..config.shard_count).map(|_| None).collect(),
-            segments: SegmentAllocator::within(rings.clone(), config.limits.ring_bytes),
+            segments: SegmentAllocator::within(rings, config.limits.ring_bytes),
             segments_sent: 0,
         }
     }

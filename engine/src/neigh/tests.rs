@@ -42,6 +42,7 @@ fn arp(operation: ArpOperation, sender_mac: MacAddr, sender_ip: Ipv4Addr, target
 
 fn port() -> PortConfig {
     PortConfig {
+        active: true,
         mac: OUR_MAC,
         addresses: vec![IpAddr::from(OUR_IP).into()],
         interface_mtu: 1_500,

@@ -4,6 +4,7 @@ use shm::control::AsyncEvent;
 
 use super::{SessionDoorbells, Shard};
 use crate::command::{Answer, Command};
+use crate::config::PortConfig;
 use crate::mr::MrEntry;
 use crate::neigh::NeighKey;
 use crate::qp::Qp;
@@ -71,11 +72,24 @@ impl Shard {
             Command::RemoveAh { key } => done_or_missing(self.env.remove_ah(key)),
             Command::SendMad(mad) => self.send_mad(&mad),
             Command::TakeBreaks => Answer::Breaks(self.env.breaks.take()),
+            Command::ChangePort { port, config } => self.change_port(port, config),
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.env.counters, ports)))
             }
         }
+    }
+
+    /// QPs whose source address has gone keep their path until nobody answers them any more; a new MAC they take over.
+    fn change_port(&mut self, port: u8, mut config: Box<PortConfig>) -> Answer {
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
+        std::mem::swap(&mut state.config, &mut config);
+        if state.config.mac != config.mac {
+            for qp in self.qps.iter_mut().flatten().filter(|qp| qp.port == port) {
+                qp.refresh_path(&mut self.env);
+            }
+        }
+        Answer::Port(config)
     }
 
     fn qp(&self, index: u32) -> Option<&Qp> {

@@ -70,7 +70,7 @@ impl HostOptions {
             interface_mtu: 9000,
             shard_count: 1,
             transport: TransportConfig::default(),
-            limits: Limits::default(),
+            limits: Limits { user_share_percent: 100, ..Limits::default() },
             entropy,
         }
     }
@@ -80,6 +80,7 @@ impl Host {
     pub(crate) fn new(options: HostOptions) -> Self {
         let ip = options.addresses[0].ip;
         let port = PortConfig {
+            active: true,
             mac: MacAddr(options.mac),
             addresses: options.addresses,
             interface_mtu: options.interface_mtu,
@@ -186,7 +187,16 @@ impl Client {
 
     /// Only the first `region_bytes` of its memory are registered.
     pub(crate) fn with_region(host: &mut Host, memory_bytes: u64, region_bytes: u64) -> Self {
-        let session = host.control.open_session(Peer { pid: 1, uid: 1 }).unwrap();
+        Self::open(host, 1, memory_bytes, region_bytes)
+    }
+
+    /// A client of another user than the others'.
+    pub(crate) fn of_user(host: &mut Host, uid: u32, memory_bytes: u64) -> Self {
+        Self::open(host, uid, memory_bytes, memory_bytes)
+    }
+
+    fn open(host: &mut Host, uid: u32, memory_bytes: u64, region_bytes: u64) -> Self {
+        let session = host.control.open_session(Peer { pid: 1, uid }).unwrap();
         let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "test".to_owned() };
         assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
         let Reply::Handle(pd) = host.request(session, Request::AllocPd, vec![]).0 else { panic!() };

@@ -136,6 +136,7 @@ impl Host {
     /// What the operating system says: too many open files.
     pub fn new(number: u8, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
         let port = PortConfig {
+            active: true,
             mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
             addresses: vec![IpAddr::from([10, 0, 0, number + 1]).into()],
             interface_mtu: mtu,
