@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use crate::app::{ConversationSettings, Incident, IncidentKind, Op, OpKind};
-use crate::host::HostSettings;
+use crate::host::{GID_COUNT, HostSettings};
 use crate::link::{Faults, Flaps, LinkSettings};
 use crate::random::{Stream, StreamOf, chance, log_uniform, stream};
 use crate::run::RunSettings;
@@ -167,6 +167,8 @@ fn draw_conversation(s: &mut Stream, mtu: u16, has_incident: bool) -> Conversati
             min_rnr_timer: s.random_range(1..=14),
             flow_label: if s.random() { 0 } else { s.random_range(0..1 << 20) },
             traffic_class: s.random::<u8>() & !3,
+            sgid_index: if s.random() { 0 } else { s.random_range(0..GID_COUNT) },
+            sl: s.random_range(0..8),
             ..ConnectAttr::default()
         },
         starts_near_wrap: s.random(),

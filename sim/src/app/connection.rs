@@ -203,7 +203,8 @@ impl Connection {
         for side in [0, 1] {
             let (Some(qp), Some(peer)) = (&self.ends[side].qp, &self.ends[1 - side].qp) else { continue };
             let gids = clients[1 - side].context.query_gids(1).or_say("asking for the peer's GIDs")?;
-            let gid = gids.first().ok_or("the peer's port has no GID")?.gid;
+            let entry = gids.iter().find(|entry| entry.index == u32::from(attr.sgid_index));
+            let gid = entry.ok_or("the peer's port has no such GID")?.gid;
             let remote = RemoteQp { qpn: peer.qpn(), psn: psns[1 - side], gid, path_mtu: settings.path_mtu };
             qp.to_init(1, attr.access).or_say("to INIT")?;
             qp.to_rtr(&remote, attr).or_say("to RTR")?;

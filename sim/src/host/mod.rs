@@ -12,11 +12,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortConfig, TransportConfig};
+use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::counters::{PortCounters, ShardCounters};
 use engine::{Shard, Time};
 use rand::Rng;
+use shm::attr::GidType;
 use shm::control::Endpoint;
 use shm::mapping::Mapping;
 use shm::segment::BlockAddress;
@@ -129,16 +130,32 @@ impl Shards for Engine {
     }
 }
 
+fn mac(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, number + 1])
+}
+
+/// GIDs of a host.
+pub const GID_COUNT: u8 = 6;
+
+/// IPv4, IPv6 and link-local; IPv4 and IPv6 in a VLAN; IPv6 with RoCEv1.
+fn addresses(number: u8) -> [PortAddress; GID_COUNT as usize] {
+    let v4 = PortAddress::from(IpAddr::from([10, 0, 0, number + 1]));
+    let v6 = PortAddress::from(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(number) + 1]));
+    let vlan = Some(77);
+    let v1 = PortAddress { gid_type: GidType::RoceV1, ..v6 };
+    [v4, v6, PortAddress::link_local(mac(number)), PortAddress { vlan, ..v4 }, PortAddress { vlan, ..v6 }, v1]
+}
+
 impl Host {
-    /// Host `number` with address 10.0.0.`number + 1`. Its memory keys come from `stream`.
+    /// Host `number` with address 10.0.0.`number + 1` and its counterparts of every kind: [`GID_COUNT`] GIDs. Its memory keys come from `stream`.
     ///
     /// # Errors
     /// What the operating system says: too many open files.
     pub fn new(number: u8, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
         let port = PortConfig {
             active: true,
-            mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
-            addresses: vec![IpAddr::from([10, 0, 0, number + 1]).into()],
+            mac: mac(number),
+            addresses: addresses(number).to_vec(),
             interface_mtu: mtu,
             answers_arp: true,
             speed_mbps: 0,

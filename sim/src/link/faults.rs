@@ -2,6 +2,7 @@
 
 use engine::Time;
 use rand::Rng;
+use wire::{EtherType, VlanRepr};
 
 use super::ETHERNET_BYTES;
 use crate::random::{Stream, chance};
@@ -108,14 +109,40 @@ impl FlapClock {
     }
 }
 
-/// Where a UDP datagram's headers lie in a frame without a tag.
-const IPV4_AT: usize = ETHERNET_BYTES;
-const UDP_AT: usize = IPV4_AT + 20;
-const BTH_AT: usize = UDP_AT + 8;
-/// The ICRC takes these bytes as all ones. All but the last are covered by another checksum.
-const MASKED: [usize; 7] = [IPV4_AT + 1, IPV4_AT + 8, IPV4_AT + 10, IPV4_AT + 11, UDP_AT + 6, UDP_AT + 7, FECN_BECN_AT];
-/// FECN, BECN and reserved bits: whatever they are, the packet is good.
-const FECN_BECN_AT: usize = BTH_AT + 4;
+/// Where the headers of a RoCE frame lie, and what the ICRC does not cover.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Layout {
+    /// The IP header, or the GRH.
+    ip_at: usize,
+    /// The end of the packet, where the padding of a short frame begins.
+    end: usize,
+    /// The ICRC takes bits in these bytes as ones.
+    masked: Vec<usize>,
+    /// Of these, the bits that no other check covers: whatever they are, the packet is good. Byte and mask.
+    free: Vec<(usize, u8)>,
+}
+
+impl Layout {
+    fn of(frame: &[u8]) -> Self {
+        let half = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+        let ip_at = if half(12) == EtherType::VLAN.0 { ETHERNET_BYTES + VlanRepr::LEN } else { ETHERNET_BYTES };
+        let ether_type = EtherType(half(ip_at - 2));
+        if ether_type == EtherType::IPV4 {
+            let (udp_at, fecn_becn_at) = (ip_at + 20, ip_at + 32);
+            let masked = vec![ip_at + 1, ip_at + 8, ip_at + 10, ip_at + 11, udp_at + 6, udp_at + 7, fecn_becn_at];
+            let end = ip_at + usize::from(half(ip_at + 2));
+            return Self { ip_at, end, masked, free: vec![(fecn_becn_at, 0xff)] };
+        }
+        // Traffic class, flow label and hop limit: IPv6 has no checksum of its own.
+        let mut free = vec![(ip_at, 0x0f), (ip_at + 1, 0xff), (ip_at + 2, 0xff), (ip_at + 3, 0xff), (ip_at + 7, 0xff)];
+        let is_v1 = ether_type == EtherType::ROCE_V1;
+        let bth_at = ip_at + if is_v1 { 40 } else { 48 };
+        free.push((bth_at + 4, 0xff));
+        let udp_checksum = if is_v1 { vec![] } else { vec![ip_at + 46, ip_at + 47] };
+        let masked = free.iter().map(|&(at, _)| at).chain(udp_checksum).collect();
+        Self { ip_at, end: ip_at + 40 + usize::from(half(ip_at + 4)), masked, free }
+    }
+}
 
 /// Bits to flip: bit `n & 7` of byte `n >> 3`. One to three where the ICRC covers them, which it finds without fail (its
 /// Hamming distance is 4 at these lengths), or a single one where it does not.
@@ -128,16 +155,17 @@ impl Flip {
 
     pub(super) fn draw(frame: &[u8], stream: &mut Stream) -> Self {
         let bit = |byte: usize, stream: &mut Stream| byte << 3 | stream.random_range(0..8);
+        let layout = Layout::of(frame);
         if chance(stream, Self::MASKED_PPM) {
-            let byte = MASKED[stream.random_range(0..MASKED.len())];
+            let byte = layout.masked[stream.random_range(0..layout.masked.len())];
             return Self(vec![bit(byte, stream)]);
         }
         let mut bits = Vec::new();
         let wanted = stream.random_range(1..=3);
         while bits.len() < wanted {
-            let byte = stream.random_range(IPV4_AT..packet_end(frame));
+            let byte = stream.random_range(layout.ip_at..layout.end);
             let found = bit(byte, stream);
-            if !MASKED.contains(&byte) && !bits.contains(&found) {
+            if !layout.masked.contains(&byte) && !bits.contains(&found) {
                 bits.push(found);
             }
         }
@@ -146,19 +174,16 @@ impl Flip {
 
     /// Flips them. True if the receiver must notice.
     pub(super) fn apply(&self, frame: &mut [u8]) -> bool {
+        let free = Layout::of(frame).free;
         for bit in &self.0 {
             frame[bit >> 3] ^= 1 << (bit & 7);
         }
-        self.0.iter().any(|bit| bit >> 3 != FECN_BECN_AT)
+        let is_free = |bit: &usize| free.iter().any(|&(at, mask)| at == bit >> 3 && mask >> (bit & 7) & 1 == 1);
+        !self.0.iter().all(is_free)
     }
 }
 
 /// A length that is not all of the packet, but has an Ethernet header.
 pub(super) fn truncated_len(frame: &[u8], stream: &mut Stream) -> usize {
-    stream.random_range(ETHERNET_BYTES..packet_end(frame))
-}
-
-/// Where the IPv4 packet ends, and the padding of a short frame begins.
-fn packet_end(frame: &[u8]) -> usize {
-    IPV4_AT + usize::from(u16::from_be_bytes([frame[IPV4_AT + 2], frame[IPV4_AT + 3]]))
+    stream.random_range(ETHERNET_BYTES..Layout::of(frame).end)
 }
