@@ -38,7 +38,7 @@ fn hear(table: &mut NeighTable, ms: u64, packet: &NeighPacket) -> NeighOutcome {
 fn through_the_wire(packet: &NeighPacket, src: MacAddr) -> NeighPacket {
     let mut frame = [0; NeighPacket::FRAME_BYTES_MAX];
     assert!(packet.emit(src, &mut frame));
-    assert!(!packet.emit(src, &mut frame.clone()[..packet.frame_len() - 1]), "too short a buffer is refused");
+    assert!(!packet.emit(src, &mut { frame }[..packet.frame_len() - 1]), "too short a buffer is refused");
     let frame = &frame[..packet.frame_len()];
     assert!(is_neighbour_packet(frame));
     assert_eq!(frame[..6], packet.mac.0);
