@@ -153,7 +153,7 @@ pub struct PortConfig {
     pub addresses: Vec<PortAddress>,
     /// Layer 3 bytes of the largest frame.
     pub interface_mtu: u16,
-    /// True if this port answers ARP itself; false where the kernel owns the interface's addresses and answers.
+    /// True if this port answers ARP and Neighbour Discovery itself; false where the kernel owns the interface's addresses and answers.
     pub answers_arp: bool,
     /// Link speed, Mbit/s; 0 = unknown.
     pub speed_mbps: u32,
