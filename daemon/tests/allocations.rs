@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use daemon::embedded::{PolledNode, engine_config, polled_pair};
-use ferroce::{Context, RecvWr, SendWr, Sge, WorkCompletion};
+use ferroce::{AhAttr, Context, Psn, QpInit, RecvWr, SendWr, Sge, WorkCompletion, start_datagrams};
 use support::{Peer, connect};
 
 /// Counts the allocations of each thread.
@@ -110,4 +110,31 @@ fn ten_thousand_turns_under_load_allocate_nothing() {
     assert_eq!(ALLOCATION_COUNT.get(), before, "{completed} work requests completed meanwhile");
     assert!(completed > TURNS / 4, "{completed} work requests in {TURNS} turns are no load");
     assert!(received > completed / 4);
+}
+
+#[test]
+fn ten_thousand_datagrams_allocate_nothing() {
+    const QKEY: u32 = 0x1111_1111;
+    let [a_node, b_node] = polled_pair(&engine_config("ferroce0")).unwrap();
+    let (a, b) = (Peer::new(context(&a_node), 1 << 20, 0), Peer::new(context(&b_node), 1 << 20, 0));
+    let [here, there] = [&a, &b].map(|peer| {
+        let qp = peer.pd.create_qp(&QpInit::ud(&peer.cq)).unwrap();
+        start_datagrams(&qp, 1, QKEY, Psn::new(0)).unwrap();
+        qp
+    });
+    let dgid = b.context.query_gids(1).unwrap()[0].gid;
+    let ah = a.pd.create_ah(&AhAttr { dgid, port_num: 1, ..AhAttr::default() }).unwrap();
+    let (sges, room) = ([a.region.sge(0, 512).unwrap()], [b.region.sge(0, 1024).unwrap()]);
+    let exchange = |count: u64| {
+        for wr_id in 0..count {
+            there.post_recv(&RecvWr::new(wr_id, &room)).unwrap();
+            here.post_send(&SendWr::send(wr_id, &sges).to(&ah, there.qpn(), QKEY).signaled()).unwrap();
+            assert_eq!((a.complete().wr_id, b.complete().wr_id), (wr_id, wr_id));
+        }
+    };
+    // The neighbour is found with the first.
+    exchange(10);
+    let before = ALLOCATION_COUNT.get();
+    exchange(TURNS);
+    assert_eq!(ALLOCATION_COUNT.get(), before);
 }

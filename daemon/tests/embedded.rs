@@ -10,7 +10,7 @@ use daemon::embedded::{
 use daemon::{EngineError, IdlePolicy, LcoreSetup};
 use ferroce::control::{Reply, Request};
 use ferroce::{Context, SendWr, WcStatus, WorkCompletion};
-use support::{Peer, connect, every_operation};
+use support::{Peer, connect, datagrams, every_operation, unreliable_connection};
 
 /// These tests share the machine's two cores: engines that spin would starve each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -73,6 +73,23 @@ fn qps_on_different_lcores_reach_each_other_by_wire_and_without() {
     assert!(counter(&c.context, "port 1", "local_packets") > 0);
 }
 
+#[test]
+fn datagrams_go_to_and_fro_by_address_handle() {
+    let [a_node, b_node] = polled_pair(&engine_config("ferroce0")).unwrap();
+    let (a, b) = (Peer::new(polled_context(&a_node), 1 << 20, 0), Peer::new(polled_context(&b_node), 1 << 20, 0));
+    datagrams(&a, &b);
+    // And between two QPs of one engine.
+    let c = Peer::new(polled_context(&a_node), 1 << 20, 0);
+    datagrams(&a, &c);
+}
+
+#[test]
+fn unreliable_connections_carry_what_they_may() {
+    let [a_node, b_node] = polled_pair(&engine_config("ferroce0")).unwrap();
+    let (a, b) = (Peer::new(polled_context(&a_node), 1 << 20, 0), Peer::new(polled_context(&b_node), 1 << 20, 0));
+    unreliable_connection(&a, &b);
+}
+
 /// One counter out of the daemon's groups.
 fn counter(context: &Context, group: &str, name: &str) -> u64 {
     let Reply::Stats(stats) = context.call(&Request::Stats).unwrap() else { panic!("no counters") };
@@ -87,7 +104,7 @@ fn counters_of_engine_lcore_and_device_are_told() {
     let Reply::Stats(stats) = context.call(&Request::Stats).unwrap() else { panic!("no counters") };
     assert_eq!(stats.device, "ferroce7");
     let groups: Vec<&str> = stats.groups.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(groups, ["shard 0", "port 1", "lcore 0", "device 1"]);
+    assert_eq!(groups, ["shard 0", "port 1", "control", "lcore 0", "device 1"]);
 }
 
 #[test]

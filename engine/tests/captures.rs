@@ -3,7 +3,8 @@
 //!
 //! Left out of the comparison: the IPv4 identification with its checksum, MigReq and the IPv6 flow label (rxe sends 0: see
 //! `docs/deviations.md`), and the ICRC, which differs with MigReq and is checked by itself. What else differs is listed with
-//! each capture. Those of UC and UD wait for what they need.
+//! each capture. Those of UC and UD are in
+//! `unreliable/captures.rs`.
 
 mod support;
 

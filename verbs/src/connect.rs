@@ -1,4 +1,4 @@
-//! The usual way of an RC or UC QP from RESET to RTS.
+//! The usual way of a QP from RESET to RTS.
 
 use wire::{Gid, PathMtu, Psn, Qpn};
 
@@ -130,6 +130,14 @@ impl QueuePair {
         self.modify(&attr, self.mask_with(QpAttrMask::STATE | QpAttrMask::SQ_PSN, reliable)).map(drop)
     }
 
+    /// SQE to RTS: sends again after a work request of a UC or UD QP has failed. What was posted behind it is flushed.
+    ///
+    /// # Errors
+    /// As [`QueuePair::modify`].
+    pub fn resume(&self) -> Result<(), VerbsError> {
+        self.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE).map(drop)
+    }
+
     /// To ERR: everything posted is flushed.
     ///
     /// # Errors
@@ -152,14 +160,27 @@ impl QueuePair {
     }
 }
 
-/// Takes an RC QP, in RESET or INIT, to RTS with the peer whose parameters came by [`crate::exchange`]. The path MTU is the
-/// smaller of the two sides'.
+/// [`connect`], for those who have an RC QP and say so.
+///
+/// # Errors
+/// As [`QueuePair::modify`].
+pub fn connect_rc(
+    qp: &QueuePair,
+    local: &ConnectionInfo,
+    remote: &ConnectionInfo,
+    attr: &ConnectAttr,
+) -> Result<(), VerbsError> {
+    connect(qp, local, remote, attr)
+}
+
+/// Takes an RC or UC QP, in RESET or INIT, to RTS with the peer whose parameters came by [`crate::exchange`]. The path MTU is
+/// the smaller of the two sides'. UC has none of the attributes of retries, READs and atomics.
 ///
 /// The peer must be in RTR before its packets are sent to it: let both sides say so ([`crate::exchange::sync`]).
 ///
 /// # Errors
 /// As [`QueuePair::modify`].
-pub fn connect_rc(
+pub fn connect(
     qp: &QueuePair,
     local: &ConnectionInfo,
     remote: &ConnectionInfo,
@@ -171,4 +192,21 @@ pub fn connect_rc(
     let path_mtu = local.path_mtu.min(remote.path_mtu);
     qp.to_rtr(&RemoteQp { qpn: remote.qpn, psn: remote.psn, gid: remote.gid, path_mtu }, attr)?;
     qp.to_rts(local.psn, attr)
+}
+
+/// Takes a UD QP from RESET to RTS on a port (from 1): it takes datagrams with this Q_Key, and sends its own beginning with
+/// `psn`. Where they go is said in each work request ([`crate::SendWr::to`]).
+///
+/// # Errors
+/// As [`QueuePair::modify`]; `EPERM` for a Q_Key with the top bit set, which is for user 0 only.
+pub fn start_datagrams(qp: &QueuePair, port_num: u8, qkey: u32, psn: Psn) -> Result<(), VerbsError> {
+    use QpAttrMask as Mask;
+    let attr = QpAttr { port_num, qkey, sq_psn: psn.value(), ..QpAttr::default() };
+    let init = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY;
+    for (qp_state, mask) in
+        [(QpState::Init, init), (QpState::Rtr, Mask::STATE), (QpState::Rts, Mask::STATE | Mask::SQ_PSN)]
+    {
+        qp.modify(&QpAttr { qp_state, ..attr }, mask)?;
+    }
+    Ok(())
 }

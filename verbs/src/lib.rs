@@ -56,6 +56,7 @@
 //! that was still coming in, is not among them.
 #![forbid(unsafe_code)]
 
+mod ah;
 mod channel;
 mod connect;
 mod context;
@@ -73,8 +74,9 @@ mod wr;
 #[cfg(test)]
 mod tests;
 
+pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
-pub use connect::{ConnectAttr, RemoteQp, connect_rc};
+pub use connect::{ConnectAttr, RemoteQp, connect, connect_rc, start_datagrams};
 pub use context::{Context, DEFAULT_SOCKET};
 pub use cq::{CompletionQueue, CqInit};
 pub use error::{BatchError, PostError, VerbsError};

@@ -75,6 +75,17 @@ impl<'a> QpInit<'a> {
         let cap = QpCap { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         Self { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap, sq_sig_all: false }
     }
+
+    /// The same for UC: as RC, but nothing is acknowledged, and READs and atomics are none of its operations.
+    pub const fn uc(cq: &'a CompletionQueue) -> Self {
+        Self { qp_type: QpType::Uc, ..Self::rc(cq) }
+    }
+
+    /// The same for UD: single packets to whomever each work request says. Receives begin with 40 bytes for the network
+    /// header.
+    pub const fn ud(cq: &'a CompletionQueue) -> Self {
+        Self { qp_type: QpType::Ud, ..Self::rc(cq) }
+    }
 }
 
 impl ProtectionDomain {

@@ -460,6 +460,27 @@ fn a_send_completed_but_not_retired_is_not_flushed_again() {
 }
 
 #[test]
+fn a_datagram_names_its_handle_its_receiver_and_the_qkey() {
+    let mock = Mock::new(true);
+    let bed = bed_on(Context::from_endpoint(Arc::clone(&mock) as Arc<dyn control::Endpoint>).unwrap(), mock);
+    let qp = bed.pd.create_qp(&QpInit { cap: cap(4, 4), ..QpInit::ud(&bed.cq) }).unwrap();
+    start_datagrams(&qp, 1, 5, Psn::new(9)).unwrap();
+    assert_eq!((qp.qp_type(), qp.state()), (QpType::Ud, QpState::Rts));
+    let ah = bed.pd.create_ah(&AhAttr { port_num: 1, ..AhAttr::default() }).unwrap();
+    qp.post_send(&SendWr::send(3, &[]).with_imm(1).to(&ah, Qpn::new(0xab_cdef), 0x8000_0001)).unwrap();
+    let mut state = bed.mock.state();
+    let wqe = state.qps.get_mut(&qp.qpn().value()).unwrap().send.fetch(&mut [], &mut []).unwrap();
+    assert_eq!((wqe.rkey, wqe.remote_addr, wqe.compare_add), (0xab_cdef, 0x8000_0001, ah.handle().into()));
+    assert_eq!((wqe.opcode, wqe.imm), (WrOpcode::SendWithImm.code(), 1_u32.to_be()));
+    drop(state);
+    let _ = bed.mock.take_log();
+    assert!(matches!(ah.clone().destroy(), Err(VerbsError::Busy { object: "address handle" })));
+    assert!(matches!(bed.pd.clone().dealloc(), Err(VerbsError::Busy { .. })));
+    ah.destroy().unwrap();
+    assert_eq!(bed.mock.take_log(), ["DestroyAh"]);
+}
+
+#[test]
 fn receives_of_an_srq_are_flushed_once_for_all_its_qps() {
     let (mut daemon, socket) = Daemon::start();
     let bed = bed_on(Context::from_fd(socket).unwrap(), Arc::clone(&daemon.mock));

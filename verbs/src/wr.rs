@@ -4,7 +4,7 @@ use shm::layout::{Cqe, SendWqe, Sge};
 use shm::ring::Body;
 use wire::Qpn;
 
-use crate::{PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::{AddressHandle, PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 
 /// The data of a send work request, borrowed until it is posted.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +111,13 @@ impl<'a> SendWr<'a> {
         self
     }
 
+    /// Where a datagram goes, and the Q_Key of its receiver. A `qkey` whose top bit is set stands for that of the sending QP.
+    /// Every SEND of a UD QP needs it; one of another QP's must not have it.
+    pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: u32) -> Self {
+        self.wqe.compare_add = ah.handle().into();
+        self.remote(qkey.into(), qpn.value())
+    }
+
     /// Asks for a completion. Without it only a failure makes one.
     pub fn signaled(self) -> Self {
         self.flag(SendFlags::SIGNALED)
@@ -212,9 +219,9 @@ pub struct WorkCompletion {
     pub status: WcStatus,
     /// What completed.
     pub opcode: WcOpcode,
-    /// Which fields below are valid.
+    /// Which fields below are valid; with `GRH` the first 40 bytes of the receive are the network header.
     pub flags: WcFlags,
-    /// Bytes received, or READ.
+    /// Bytes received, or READ. For UD with the 40 bytes of the network header.
     pub byte_len: u32,
     /// Raw immediate data (as on the wire) or invalidated key: see [`WorkCompletion::imm`].
     pub imm_data: u32,

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use ferroce::exchange::{ConnectionInfo, random_psn};
 use ferroce::{
-    AccessFlags, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize, ProtectionDomain,
-    QpCap, QpInit, QueuePair, RecvWr, SendWr, WcOpcode, WorkCompletion, connect_rc,
+    AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize,
+    ProtectionDomain, QpCap, QpInit, QpState, QueuePair, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    connect_rc, start_datagrams,
 };
 
 /// Time without a completion after which a test gives up.
@@ -43,6 +44,13 @@ impl Peer {
 
     /// The next completion, which must be a success.
     pub(crate) fn complete(&self) -> WorkCompletion {
+        let completion = self.any_completion();
+        assert!(completion.is_ok(), "{}", completion.status);
+        completion
+    }
+
+    /// The next completion.
+    pub(crate) fn any_completion(&self) -> WorkCompletion {
         let end = Instant::now() + PATIENCE;
         let mut completions = [WorkCompletion::default()];
         while self.cq.poll(&mut completions) == 0 {
@@ -50,7 +58,6 @@ impl Peer {
             std::thread::yield_now();
         }
         let [completion] = completions;
-        assert!(completion.is_ok(), "{}", completion.status);
         completion
     }
 
@@ -64,6 +71,70 @@ pub(crate) fn connect(a: &Peer, b: &Peer) {
     let (here, there) = (a.info(), b.info());
     connect_rc(&a.qp, &here, &there, &ConnectAttr::default()).unwrap();
     connect_rc(&b.qp, &there, &here, &ConnectAttr::default()).unwrap();
+}
+
+/// Datagrams between QPs of their own, each with its data and its sender checked.
+pub(crate) fn datagrams(a: &Peer, b: &Peer) {
+    const QKEY: u32 = 0x2233_4455;
+    const GRH_BYTES: u64 = 40;
+    let make = |peer: &Peer| {
+        let qp = peer.pd.create_qp(&QpInit { cap: peer.qp.cap(), ..QpInit::ud(&peer.cq) }).unwrap();
+        start_datagrams(&qp, 1, QKEY, random_psn()).unwrap();
+        qp
+    };
+    let (here, there) = (make(a), make(b));
+    let dgid = b.context.query_gids(1).unwrap()[0].gid;
+    let ah = a.pd.create_ah(&AhAttr { dgid, port_num: 1, ..AhAttr::default() }).unwrap();
+    assert_eq!((ah.attr().dgid, ah.context().is_alive()), (dgid, true));
+    for length in [0_usize, 1, 1000, 4096] {
+        let sent = pattern(length, length as u8);
+        a.region.write(0, &sent).unwrap();
+        there.post_recv(&RecvWr::new(5, &[b.region.sge(0, 8192).unwrap()])).unwrap();
+        let sges = [a.region.sge(0, length as u32).unwrap()];
+        let wr = SendWr::send(4, &sges).with_imm(7).to(&ah, there.qpn(), QKEY).signaled();
+        here.post_send(&wr).unwrap();
+        assert_eq!(a.complete().wr_id, 4);
+        let received = b.complete();
+        assert_eq!((received.wr_id, received.src_qpn, received.imm()), (5, here.qpn(), Some(7)));
+        assert_eq!(received.byte_len as usize, length + GRH_BYTES as usize);
+        assert!(received.flags.contains(WcFlags::GRH));
+        assert_eq!(bytes_of(&b.region, GRH_BYTES, length), sent);
+    }
+    // A handle that is gone stops the queue, and the queue goes on when it is told to.
+    let (number, wr) = (ah.handle(), SendWr::send(6, &[]).to(&ah, there.qpn(), QKEY));
+    ah.destroy().unwrap();
+    here.post_send(&wr).unwrap();
+    assert_eq!(a.any_completion().status, WcStatus::LocQpOpErr, "address handle {number}");
+    assert_eq!(here.query().unwrap().qp_state, QpState::Sqe);
+    here.resume().unwrap();
+    let ah = a.pd.create_ah(&AhAttr { dgid, port_num: 1, ..AhAttr::default() }).unwrap();
+    there.post_recv(&RecvWr::new(8, &[b.region.sge(0, 64).unwrap()])).unwrap();
+    here.post_send(&SendWr::send(7, &[]).inline(b"again").to(&ah, there.qpn(), 1 << 31).signaled()).unwrap();
+    assert_eq!((a.complete().wr_id, b.complete().byte_len), (7, 45));
+}
+
+/// SENDs and WRITEs of an unreliable connection between QPs of their own.
+pub(crate) fn unreliable_connection(a: &Peer, b: &Peer) {
+    let make = |peer: &Peer| peer.pd.create_qp(&QpInit { cap: peer.qp.cap(), ..QpInit::uc(&peer.cq) }).unwrap();
+    let (here, there) = (make(a), make(b));
+    let attr = ConnectAttr::default();
+    let info = |qp, peer: &Peer| ConnectionInfo::new(qp, random_psn(), &attr).unwrap().with_region(&peer.region);
+    let (ours, theirs) = (info(&here, a), info(&there, b));
+    ferroce::connect(&here, &ours, &theirs, &attr).unwrap();
+    ferroce::connect(&there, &theirs, &ours, &attr).unwrap();
+    for length in [0_usize, 64, 10_000] {
+        let sent = pattern(length, length as u8);
+        a.region.write(0, &sent).unwrap();
+        let sges = [a.region.sge(0, length as u32).unwrap()];
+        there.post_recv(&RecvWr::new(1, &[b.region.sge(0, 65_536).unwrap()])).unwrap();
+        there.post_recv(&RecvWr::new(2, &[])).unwrap();
+        here.post_send(&SendWr::send(3, &sges).signaled()).unwrap();
+        let to = b.region.addr() + 65_536;
+        here.post_send(&SendWr::write(4, &sges, to, b.region.rkey()).with_imm(9).signaled()).unwrap();
+        assert_eq!((a.complete().wr_id, a.complete().wr_id), (3, 4));
+        assert_eq!((b.complete().wr_id, b.complete().imm()), (1, Some(9)));
+        assert_eq!((bytes_of(&b.region, 0, length), bytes_of(&b.region, 65_536, length)), (sent.clone(), sent));
+    }
 }
 
 /// Bytes that differ from place to place.

@@ -6,6 +6,7 @@ mod peer;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod captures;
 mod gsi;
 mod uc;
 mod ud;

@@ -200,7 +200,7 @@ impl State {
                 self.channels.insert(handle, notifier);
                 (Reply::Handle(handle), fds)
             }
-            Request::AllocPd => just(Reply::Handle(self.new_handle())),
+            Request::AllocPd | Request::CreateAh { .. } => just(Reply::Handle(self.new_handle())),
             Request::CreateCq { cqe, channel, .. } => self.create_cq(*cqe, *channel),
             Request::CreateSrq { attr, .. } => self.create_srq(*attr),
             Request::CreateQp { send_cq, recv_cq, srq, cap, .. } => self.create_qp(*send_cq, *recv_cq, *srq, *cap),
