@@ -20,7 +20,7 @@ const LIBRARIES: [&str; 7] =
 const FUNCTIONS: &str = "rte_(eal_(init|get_runtime_dir)|thread_(un)?register|vdev_(un)?init|version\
     |eth_dev_(info_get|get_port_by_name|get_name_by_port|configure|start|stop|close|socket_id\
     |default_mac_addr_set|adjust_nb_rx_tx_desc)\
-    |eth_(find_next|macaddr_get|promiscuous_enable|link_get_nowait|stats_(get|reset)|[rt]x_queue_setup|from_rings)\
+    |eth_(find_next|macaddr_get|(promiscuous|allmulticast)_enable|link_get_nowait|stats_(get|reset)|[rt]x_queue_setup|from_rings)\
     |get_tsc_hz|pktmbuf_(pool_create|free_bulk)|mempool_avail_count|ring_(create|free))";
 
 /// Types that Rust cannot express (packed with an aligned member): kept as blobs of the right size.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::config::EngineConfig;
-use engine::{Shard, Time, is_neighbour_packet, shard_of};
+use engine::{MCAST_QPN, Shard, Time, is_neighbour_packet, shard_of};
 use pmd::{Burst, Clock, Mbuf, QueuePair, RxQueue, TxBurst, TxQueue};
 use wire::dest_qpn;
 
@@ -241,7 +241,9 @@ fn sort_burst(
 ) {
     burst.iter().for_each(Mbuf::prefetch);
     for mbuf in burst.drain() {
-        let owner = dest_qpn(mbuf.data()).map_or(shard.id(), shard_of);
+        let dest = dest_qpn(mbuf.data());
+        let is_multicast = dest == Some(MCAST_QPN);
+        let owner = dest.filter(|_| !is_multicast).map_or(shard.id(), shard_of);
         if owner != shard.id() && usize::from(owner) < handover.lcore_count() {
             counters.handed_over_packets.add(1);
             if handover.send(usize::from(owner), port, mbuf).is_err() {
@@ -249,14 +251,15 @@ fn sort_burst(
             }
             continue;
         }
-        if is_neighbour_packet(mbuf.data()) {
+        if is_multicast || is_neighbour_packet(mbuf.data()) {
             copy_to_others(shard.id(), port, mbuf.data(), handover, tx);
         }
         shard.handle_frame(now, port, mbuf.data());
     }
 }
 
-/// Every shard has a neighbour table of its own, and all learn of each ARP or Neighbour Discovery packet. A copy that is lost is asked for again.
+/// Every shard has a neighbour table of its own, and all learn of each ARP or Neighbour Discovery packet. A copy that is lost is
+/// asked for again. And every shard may have members of a multicast group.
 #[cold]
 fn copy_to_others(own: u8, port: u8, frame: &[u8], handover: &mut Handover, tx: &TxQueue) {
     for lcore in (0..handover.lcore_count()).filter(|&lcore| lcore != usize::from(own)) {

@@ -242,6 +242,7 @@ impl PortIo {
             spare_mbufs: setup.spare_mbufs,
             mac: setup.mac,
             promiscuous: false,
+            all_multicast: true,
             pad_short_frames: None,
         })?;
         let mut io = Self::assemble(port, addresses, setup.roce_v1, mtu_bytes, kernel)?;

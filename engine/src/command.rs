@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
+use wire::Qpn;
 
 use crate::config::PortConfig;
 use crate::counters::{PortCounters, ShardCounters};
@@ -131,6 +132,20 @@ pub enum Command {
     RemoveAh {
         /// Its key.
         key: u32,
+    },
+    /// A QP of any shard joins a multicast group.
+    AttachMcast {
+        /// The group.
+        group: IpAddr,
+        /// The QP.
+        qpn: Qpn,
+    },
+    /// A QP of any shard leaves a multicast group, or all of them.
+    DetachMcast {
+        /// The group; `None` = all.
+        group: Option<IpAddr>,
+        /// The QP.
+        qpn: Qpn,
     },
     /// Sends a management datagram from QP1. Shard 0 only.
     SendMad(Box<OutgoingMad>),

@@ -17,6 +17,7 @@ pub mod counters;
 mod cq;
 mod events;
 pub mod gsi;
+mod mcast;
 mod mr;
 mod neigh;
 mod path;
@@ -31,6 +32,7 @@ mod timer;
 
 pub use cause::ErrorCause;
 pub use events::Event;
+pub use mcast::MCAST_QPN;
 pub use neigh::{Neighbour, is_neighbour_packet};
 pub use shard::Shard;
 pub use time::Time;

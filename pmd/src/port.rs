@@ -41,6 +41,8 @@ pub struct PortConfig {
     pub mac: Option<MacAddr>,
     /// Receive every frame, whatever its destination. Default off.
     pub promiscuous: bool,
+    /// Receive the frames of all multicast groups, where the device can be told so. Default off.
+    pub all_multicast: bool,
     /// Pad frames to Ethernet's 60 bytes; `None` leaves it to the driver's kind: yes on Ethernet, no in shared memory.
     pub pad_short_frames: Option<bool>,
 }
@@ -55,6 +57,7 @@ impl Default for PortConfig {
             spare_mbufs: 512,
             mac: None,
             promiscuous: false,
+            all_multicast: false,
             pad_short_frames: None,
         }
     }
@@ -343,6 +346,14 @@ impl Port {
             match check(unsafe { ffi::rte_eth_promiscuous_enable(index) }) {
                 Ok(_) | Err(Errno::ENOTSUP) => {}
                 Err(errno) => return Err(("receive promiscuously", errno)),
+            }
+        }
+        if config.all_multicast {
+            // SAFETY: a configured port.
+            match check(unsafe { ffi::rte_eth_allmulticast_enable(index) }) {
+                // Such a device has no filter, or the kernel's.
+                Ok(_) | Err(Errno::ENOTSUP) => {}
+                Err(errno) => return Err(("receive all multicast groups", errno)),
             }
         }
         Ok(())

@@ -185,6 +185,24 @@ pub enum Request {
         /// The address handle.
         ah: u32,
     },
+    /// Attaches a UD QP to a multicast group: it gets the group's datagrams that carry its Q_Key.
+    AttachMcast {
+        /// The QP.
+        qpn: u32,
+        /// The group's GID.
+        mgid: [u8; 16],
+        /// The group's LID, which RoCE has no use for.
+        mlid: u16,
+    },
+    /// Detaches a QP from a multicast group.
+    DetachMcast {
+        /// The QP.
+        qpn: u32,
+        /// The group's GID.
+        mgid: [u8; 16],
+        /// The group's LID, which RoCE has no use for.
+        mlid: u16,
+    },
     /// Counters of the whole daemon: [`Reply::Stats`]. Any client may ask.
     Stats,
     /// One line a QP, of all sessions: [`Reply::Qps`].

@@ -9,7 +9,7 @@ use shm::control::post_mortem::PostMortem;
 use shm::control::{Reply, Request};
 use shm::ring::{RecvPoster, SendPoster};
 use shm::segment::Block;
-use wire::Qpn;
+use wire::{Gid, Qpn};
 
 use crate::context::{ContextInner, RemoteObject};
 use crate::error::lock;
@@ -276,6 +276,26 @@ impl QueuePair {
             Err(VerbsError::Refused { errno: 1 | 2, .. }) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Attaches a UD QP to a multicast group: it gets the group's datagrams that carry its Q_Key, those of other QPs of the
+    /// same engine as well. A second time changes nothing. On an interface that is shared with the kernel, the kernel must let
+    /// the group's frames in: see `docs/config.md`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`]: `EINVAL` for another service or a GID that is no group, `ENOMEM` at the engine's limit.
+    pub fn attach_mcast(&self, group: Gid) -> Result<(), VerbsError> {
+        let request = Request::AttachMcast { qpn: self.0.queues.qpn, mgid: group.0, mlid: 0 };
+        self.0.context().call(&request).map(drop)
+    }
+
+    /// Detaches it from a group.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`] (`EINVAL`) if it is not attached.
+    pub fn detach_mcast(&self, group: Gid) -> Result<(), VerbsError> {
+        let request = Request::DetachMcast { qpn: self.0.queues.qpn, mgid: group.0, mlid: 0 };
+        self.0.context().call(&request).map(drop)
     }
 
     /// The QP's number.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use ferroce::exchange::{ConnectionInfo, random_psn};
 use ferroce::{
-    AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize,
-    ProtectionDomain, QpCap, QpInit, QpState, QueuePair, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus, WorkCompletion,
-    connect_rc, start_datagrams,
+    AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, Gid, MemoryPool, MemoryRegion, PageSize,
+    ProtectionDomain, QpCap, QpInit, QpState, Qpn, QueuePair, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus,
+    WorkCompletion, connect_rc, start_datagrams,
 };
 
 /// Time without a completion after which a test gives up.
@@ -100,6 +100,17 @@ pub(crate) fn datagrams(a: &Peer, b: &Peer) {
         assert!(received.flags.contains(WcFlags::GRH));
         assert_eq!(bytes_of(&b.region, GRH_BYTES, length), sent);
     }
+    // To a group: every member but the sender.
+    let group = Gid::from_ip([239, 1, 2, 3].into());
+    for qp in [&here, &there] {
+        qp.attach_mcast(group).unwrap();
+    }
+    let all = a.pd.create_ah(&AhAttr { dgid: group, port_num: 1, ..AhAttr::default() }).unwrap();
+    there.post_recv(&RecvWr::new(9, &[b.region.sge(0, 64).unwrap()])).unwrap();
+    here.post_send(&SendWr::send(9, &[]).inline(b"you all").to(&all, Qpn::new(0xff_ffff), QKEY).signaled()).unwrap();
+    assert_eq!((a.complete().opcode, b.complete().byte_len), (WcOpcode::Send, 47));
+    here.detach_mcast(group).unwrap();
+    assert!(here.detach_mcast(group).is_err(), "twice");
     // A handle that is gone stops the queue, and the queue goes on when it is told to.
     let (number, wr) = (ah.handle(), SendWr::send(6, &[]).to(&ah, there.qpn(), QKEY));
     ah.destroy().unwrap();

@@ -7,6 +7,7 @@
 mod admin;
 mod ah;
 mod gsi;
+mod mcast;
 mod memory;
 mod post_mortem;
 mod qps;
@@ -27,6 +28,7 @@ use wire::PathMtu;
 
 use crate::command::{Answer, Command, Shards};
 use crate::config::{EngineConfig, PortConfig, eui64};
+use crate::mcast::McastTable;
 use crate::mr::MrTable;
 use crate::slab::IndexAllocator;
 use crate::time::Time;
@@ -89,6 +91,8 @@ pub struct Control {
     shards: Vec<ShardBook>,
     /// Address handles: every shard has them at the same index.
     ahs: IndexAllocator,
+    /// The master copy of the shards' tables.
+    mcast: McastTable,
     /// The master copy of the shards' tables: the same keys fit all of them.
     mrs: MrTable,
     /// For the rings of all sessions.
@@ -126,6 +130,7 @@ impl Control {
             next_pd: 1,
             shards,
             ahs,
+            mcast: McastTable::default(),
             mrs,
             rings,
             unclaimed_mads: 0,
@@ -288,6 +293,8 @@ impl Control {
             Request::DestroyQp { qpn } => self.destroy_qp(shards, number, session, qpn)?,
             Request::CreateAh { pd, attr } => self.create_ah(shards, session, pd, &attr)?,
             Request::DestroyAh { ah } => self.destroy_ah(shards, session, ah)?,
+            Request::AttachMcast { qpn, mgid, mlid: _ } => self.attach_mcast(shards, session, qpn, mgid)?,
+            Request::DetachMcast { qpn, mgid, mlid: _ } => self.detach_mcast(shards, session, qpn, mgid)?,
             Request::Stats => self.stats(shards, now),
             Request::ListQps { after } => self.list_qps(shards, number, session, after),
             Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,

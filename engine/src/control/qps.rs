@@ -100,7 +100,9 @@ impl Control {
         assert!(matches!(answer, Answer::Done), "a shard takes a QP of a session that it knows at a free index");
         session.add_qp_users(&wanted, true);
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
-        session.qps.insert(qpn.value(), QpBook { pd, send_cq, recv_cq, srq, address, doorbell_index, neighbour: None });
+        let kind = wanted.qp_type;
+        let book = QpBook { kind, pd, send_cq, recv_cq, srq, address, doorbell_index, neighbour: None };
+        session.qps.insert(qpn.value(), book);
         let Granted { cap, sq, rq } = granted;
         let reply =
             Reply::Qp { qpn: qpn.value(), cap, sq, rq, block: address, shard, doorbell, doorbell_index, wake_fd };
@@ -250,6 +252,7 @@ impl Control {
 
     /// Takes a QP from its shard.
     pub(super) fn drop_qp<S: Shards>(&mut self, shards: &mut S, number: u32, session: &Session, qpn: u32) {
+        self.leave_all_groups(shards, Qpn::new(qpn));
         let (shard, index) = (shard_of(Qpn::new(qpn)), qpn & QPN_INDEX_MASK);
         let broken = matches!(shards.command(shard, Command::RemoveQp { index }), Answer::Qp(qp) if qp.has_broken());
         self.bury_qp(shards, number, session, qpn, broken);
@@ -258,7 +261,7 @@ impl Control {
 }
 
 impl Session {
-    fn qp(&self, qpn: u32) -> Result<&QpBook, Refusal> {
+    pub(super) fn qp(&self, qpn: u32) -> Result<&QpBook, Refusal> {
         match self.qps.get(&qpn) {
             Some(qp) => Ok(qp),
             None => no_such_qp(qpn),

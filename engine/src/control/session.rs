@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use shm::attr::QpType;
 use shm::control::{POPULATE_BYTES_MAX, Reply};
 use shm::mapping::{MapError, Mapping};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
@@ -71,6 +72,7 @@ pub(super) struct SrqBook {
 
 /// A QP.
 pub(super) struct QpBook {
+    pub(super) kind: QpType,
     pub(super) pd: u32,
     pub(super) send_cq: u32,
     pub(super) recv_cq: u32,

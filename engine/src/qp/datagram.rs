@@ -1,16 +1,19 @@
 //! The unreliable datagram: one packet a message, to whomever the work request says and from anyone who knows the Q_Key.
 //! IBTA 9.8.3.
 
+use std::net::IpAddr;
+
 use shm::attr::{QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
-use wire::buf::TxBatch;
-use wire::{Bth, DethRepr, Frame, NakCode, Qkey, Qpn};
+use wire::buf::{Dest, TxBatch};
+use wire::{Bth, DethRepr, Frame, NakCode, PathTemplate, Qkey, Qpn};
 
 use super::requester::ExtBytes;
 use super::responder::{BAD_RECEIVE, Refusal};
 use super::slot::{SendSlot, WqeError};
 use super::{Qp, Step, transfer};
 use crate::cause::ErrorCause;
+use crate::mcast::MCAST_QPN;
 use crate::neigh::NextHop;
 use crate::shard::Env;
 use crate::time::Time;
@@ -56,6 +59,7 @@ impl Qp {
         match path.next_hop(&env.ports) {
             NextHop::Known(station) => {
                 let (template, dest) = (path.datagram_template(self.qpn, station), path.dest(dest_qpn));
+                let group = path.peer();
                 let index = self.slot_index(self.req.nxt_slot);
                 let frame_len = template.frame_len(self.datagram_ext(&slot).as_slice().len(), slot.length as usize);
                 let mut fault = None;
@@ -77,6 +81,7 @@ impl Qp {
                     return Step::Idle;
                 }
                 env.count_transmit(self.port, dest, frame_len);
+                self.loop_back(env, tx, &slot, &template, group);
             }
             NextHop::Asked { again: false } => {
                 self.req.rnr_until = env.now.add_ns(LOOK_AGAIN_NS);
@@ -89,6 +94,42 @@ impl Qp {
         self.after_send(env, &slot, true, false);
         self.complete_on_transmit(env, &slot, true);
         Step::Sent
+    }
+
+    /// A datagram to a group goes to the members in this engine as well, one copy for each shard. A copy that finds no room is
+    /// lost, as it could be on the wire.
+    #[inline]
+    fn loop_back<T: TxBatch>(
+        &self,
+        env: &mut Env,
+        tx: &mut T,
+        slot: &SendSlot,
+        template: &PathTemplate,
+        group: IpAddr,
+    ) {
+        if !group.is_multicast() || Qpn::new(slot.rkey) != MCAST_QPN {
+            return;
+        }
+        let (index, ext) = (self.slot_index(self.req.nxt_slot), self.datagram_ext(slot));
+        let frame_len = template.frame_len(ext.as_slice().len(), slot.length as usize);
+        let mut shards = env.mcast.shards(group);
+        while shards != 0 {
+            let dest = Dest::Local { shard: shards.trailing_zeros() as u8 };
+            shards &= shards - 1;
+            let bth = self.datagram_bth(slot, MCAST_QPN);
+            let mut is_whole = true;
+            let sent = tx.push(dest, frame_len, |frame| {
+                template.write_packet(frame, &bth, ext.as_slice(), slot.length as usize, |payload, crc| {
+                    let filled = self.fill_payload(&env.mrs, slot, index, 0, payload, crc);
+                    is_whole = filled.is_ok();
+                    filled.unwrap_or(crc)
+                });
+                is_whole
+            });
+            if sent {
+                env.count_transmit(self.port, dest, frame_len);
+            }
+        }
     }
 
     #[inline]

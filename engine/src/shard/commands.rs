@@ -70,6 +70,12 @@ impl Shard {
                 Err(error) => Answer::Refused(error),
             },
             Command::RemoveAh { key } => done_or_missing(self.env.remove_ah(key)),
+            Command::AttachMcast { group, qpn } => done_or_missing(self.env.mcast.attach(group, qpn)),
+            Command::DetachMcast { group: Some(group), qpn } => done_or_missing(self.env.mcast.detach(group, qpn)),
+            Command::DetachMcast { group: None, qpn } => {
+                self.env.mcast.detach_all(qpn);
+                Answer::Done
+            }
             Command::SendMad(mad) => self.send_mad(&mad),
             Command::TakeBreaks => Answer::Breaks(self.env.breaks.take()),
             Command::ChangePort { port, config } => self.change_port(port, config),

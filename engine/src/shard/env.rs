@@ -12,6 +12,7 @@ use crate::config::{PortConfig, TransportConfig};
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
+use crate::mcast::McastTable;
 use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
 use crate::post_mortem::BreakQueue;
@@ -38,6 +39,7 @@ pub(crate) struct Env {
     pub(crate) transport: TransportConfig,
     pub(crate) mrs: MrTable,
     pub(crate) ahs: AhTable,
+    pub(crate) mcast: McastTable,
     pub(crate) cqs: CqTable,
     pub(crate) srqs: Vec<Option<Box<Srq>>>,
     pub(crate) ports: Vec<PortState>,

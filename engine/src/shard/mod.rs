@@ -30,6 +30,7 @@ use crate::config::EngineConfig;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::CqTable;
 use crate::events::{Event, EventQueue};
+use crate::mcast::McastTable;
 use crate::mr::MrTable;
 use crate::neigh::NeighTable;
 use crate::post_mortem::BreakQueue;
@@ -84,6 +85,7 @@ impl Shard {
             transport: config.transport,
             mrs: MrTable::new(config.limits.max_mr),
             ahs: AhTable::default(),
+            mcast: McastTable::default(),
             cqs: CqTable::default(),
             srqs: Vec::new(),
             ports: ports.collect(),

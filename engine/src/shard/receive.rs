@@ -4,11 +4,12 @@ use shm::attr::{QpState, QpType};
 use wire::{Frame, FrameError, OpKind, Pkey, Qpn, ServiceType};
 
 use super::{Env, Shard};
-use crate::QPN_INDEX_MASK;
 use crate::config::{PortAddress, PortConfig};
+use crate::mcast::MCAST_QPN;
 use crate::neigh::NeighPacket;
 use crate::qp::Qp;
 use crate::time::Time;
+use crate::{QPN_INDEX_MASK, shard_of};
 
 impl Shard {
     /// A frame came in on a port, or from a QP of this engine. Whatever its bytes are, it is handled or counted.
@@ -57,8 +58,34 @@ impl Shard {
     fn handle_unknown_qpn(&mut self, port: u8, frame: &Frame<'_>) {
         if frame.bth().dest_qpn == Qpn::GSI && self.id == 0 {
             self.handle_mad_frame(port, frame);
+        } else if frame.bth().dest_qpn == MCAST_QPN && frame.dst_ip().is_multicast() {
+            self.handle_multicast(port, frame);
         } else if let Some(state) = self.env.ports.get_mut(usize::from(port)) {
             state.counters.rx_unknown_qpn += 1;
+        }
+    }
+
+    /// A datagram for a group, from the wire or from a QP of this engine: to all members on this shard but the sender.
+    fn handle_multicast(&mut self, port: u8, frame: &Frame<'_>) {
+        let Self { env, qps, id, .. } = self;
+        let sender = frame.deth().map(|deth| deth.src_qpn);
+        let is_own = env.ports.get(usize::from(port)).is_some_and(|p| p.config.mac == frame.src_mac());
+        let group = frame.dst_ip();
+        // By index: a member that breaks takes nothing from the table.
+        let count = env.mcast.members(group).len();
+        for place in 0..count {
+            let Some(qpn) = env.mcast.members(group).nth(place) else { break };
+            // IBTA 10.5.2.1: a QP does not hear itself.
+            if shard_of(qpn) != *id || (is_own && sender == Some(qpn)) {
+                continue;
+            }
+            let index = (qpn.value() & QPN_INDEX_MASK) as usize;
+            let Some(qp) = qps.get_mut(index).and_then(Option::as_deref_mut) else { continue };
+            let Some(state) = env.ports.get_mut(usize::from(port)) else { return };
+            match check_path(qp, port, &state.config, frame.bth().pkey, frame) {
+                Ok(()) => dispatch(qp, env, frame),
+                Err(count) => count(&mut state.counters),
+            }
         }
     }
 
@@ -125,7 +152,7 @@ fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> 
     if frame.info().kind == OpKind::Cnp {
         return Err(|c| c.rp_cnp_received += 1);
     }
-    if qp.port != port || config.gid_index_of(frame).is_none() {
+    if qp.port != port || !(frame.dst_ip().is_multicast() || config.gid_index_of(frame).is_some()) {
         return Err(|c| c.rx_wrong_path += 1);
     }
     if !qp.qkey_matches(frame) {

@@ -16,6 +16,9 @@ use crate::support::{BASE, CAP, Client, Pair, connect, modify};
 /// A row of a table: its name, and what makes the case.
 pub(crate) type Case<T> = (&'static str, fn(&mut Pair) -> T);
 
+/// What makes a packet wrong.
+pub(crate) type Change = fn(&mut Packet);
+
 /// A packet on its way to being a frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {

@@ -148,7 +148,8 @@ impl Host {
     /// A frame from the wire, to the shard whose QPN it names: the first if there is no such shard, all if it names none.
     pub(crate) fn receive(&mut self, now: Time, frame: &[u8]) {
         self.shards.now = now;
-        match wire::dest_qpn(frame).map(engine::shard_of) {
+        let dest = wire::dest_qpn(frame).filter(|&qpn| qpn != engine::MCAST_QPN);
+        match dest.map(engine::shard_of) {
             Some(id) => {
                 let id = usize::from(id).min(self.shards.shards.len()) % self.shards.shards.len();
                 self.shards.shards[id].handle_frame(now, 0, frame);
@@ -201,7 +202,7 @@ impl Client {
         assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
         let Reply::Handle(pd) = host.request(session, Request::AllocPd, vec![]).0 else { panic!() };
         let mut segments = Vec::new();
-        let (cq, poller, cq_block) = make_cq(host, session, &mut segments, 1024, None);
+        let (cq, poller, cq_block) = make_cq(host, session, &mut segments, 1024, None, None);
         let memory = Mapping::create(c"test", memory_bytes, PageSize::Base).unwrap();
         memory.populate(0, memory.bytes()).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
@@ -232,9 +233,15 @@ impl Client {
         found
     }
 
+    /// One more CQ, on a shard of choice.
+    pub(crate) fn cq_on(&mut self, host: &mut Host, vector: u32) -> (u32, CqPoller) {
+        let (cq, poller, _) = make_cq(host, self.session, &mut self.segments, 64, None, Some(vector));
+        (cq, poller)
+    }
+
     /// One more CQ.
     pub(crate) fn another_cq(&mut self, host: &mut Host, cqe: u32, channel: Option<u32>) -> (u32, CqPoller) {
-        let (cq, poller, _) = make_cq(host, self.session, &mut self.segments, cqe, channel);
+        let (cq, poller, _) = make_cq(host, self.session, &mut self.segments, cqe, channel, None);
         (cq, poller)
     }
 
@@ -288,8 +295,9 @@ fn make_cq(
     segments: &mut Vec<Arc<Mapping>>,
     cqe: u32,
     channel: Option<u32>,
+    comp_vector: Option<u32>,
 ) -> (u32, CqPoller, Block) {
-    let request = Request::CreateCq { cqe, channel, comp_vector: None };
+    let request = Request::CreateCq { cqe, channel, comp_vector };
     let (reply, fds) = host.request(session, request, vec![]);
     let Reply::Cq { cq, depth, block, .. } = reply else { panic!("{reply:?}") };
     attach(segments, &[block], fds);

@@ -5,7 +5,7 @@ use engine::gsi::{GSI_QKEY, MAD_BYTES, MAD_QUEUE, OutgoingMad};
 use shm::attr::AhAttr;
 use wire::{Frame, Gid, Opcode, Pkey, Qpn, VlanTag};
 
-use crate::peer::{Packet, pattern};
+use crate::peer::{Change, Packet, pattern};
 use crate::support::{Connect, Pair};
 
 /// A MAD that side 0's QP1 could send.
@@ -47,7 +47,7 @@ fn a_mad_comes_to_the_control_side_with_where_it_came_from() {
 
 #[test]
 fn what_is_no_mad_is_counted() {
-    let cases: [(&str, fn(&mut Packet)); 8] = [
+    let cases: [(&str, Change); 8] = [
         ("255 bytes", |p| p.payload.truncate(255)),
         ("260 bytes", |p| p.payload.extend([0; 4])),
         ("with an immediate", |p| {

@@ -8,5 +8,6 @@ mod support;
 
 mod captures;
 mod gsi;
+mod mcast;
 mod uc;
 mod ud;

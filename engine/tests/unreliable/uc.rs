@@ -11,6 +11,9 @@ use crate::support::{BASE, CAP, Connect, Pair, connect};
 
 const MTU: usize = 256;
 
+/// Makes a packet of side 0, given the key of side 1's region.
+type Make = fn(&Pair, u32) -> Packet;
+
 fn pair() -> Pair {
     Pair::new(Connect { kind: QpType::Uc, path_mtu: 1, ..Connect::default() })
 }
@@ -115,7 +118,7 @@ fn a_message_whose_end_is_lost_gives_way_to_the_next() {
 #[test]
 fn what_can_not_be_executed_is_dropped_without_a_word_and_the_qp_goes_on() {
     let key = |pair: &Pair| pair.clients[1].key;
-    let cases: [(&str, fn(&Pair, u32) -> Packet); 7] = [
+    let cases: [(&str, Make); 7] = [
         ("no receive", |pair, _| send(pair, Opcode::UC_SEND_ONLY, 0, 8)),
         ("wrong key", |pair, key| pair.packet(0, Opcode::UC_WRITE_ONLY, 0).reth(BASE, key ^ 0x100, 8).bytes(8)),
         ("outside", |pair, key| pair.packet(0, Opcode::UC_WRITE_ONLY, 0).reth(BASE - 1, key, 8).bytes(8)),

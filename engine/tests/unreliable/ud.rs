@@ -8,7 +8,7 @@ use shm::control::{Reply, Request};
 use shm::layout::SendWqe;
 use wire::{Frame, Gid, MacAddr, Opcode, Pkey};
 
-use crate::peer::{Packet, done, failed, flushed, pattern};
+use crate::peer::{Change, Packet, done, failed, flushed, pattern};
 use crate::support::{CAP, Client, Connect, Host, HostOptions, Pair, TestQp, connect};
 
 const QKEY: u32 = 0x1111_1111;
@@ -161,7 +161,7 @@ fn only_user_0_sets_a_qkey_with_the_top_bit() {
 fn what_is_not_for_the_qp_is_counted() {
     let mut pair = pair();
     pair.receive(1, 4096);
-    let cases: [(&str, fn(&mut Packet)); 6] = [
+    let cases: [(&str, Change); 6] = [
         ("Q_Key", |p| p.ext[0] ^= 1),
         ("P_Key", |p| p.bth.pkey = Pkey(0x8001)),
         ("address", |p| p.fields.dst_ip = [10, 0, 0, 9].into()),

@@ -303,14 +303,15 @@ impl Host {
 
 impl Inner {
     fn receive(&mut self, frame: Vec<u8>) {
-        if engine::is_neighbour_packet(&frame) {
-            // Every shard has a neighbour table of its own.
+        let dest = wire::dest_qpn(&frame);
+        if dest == Some(engine::MCAST_QPN) || engine::is_neighbour_packet(&frame) {
+            // Every shard has a neighbour table of its own, and perhaps members of the group.
             let (first, others) = self.rx.split_at_mut(1);
             others.iter_mut().for_each(|queue| queue.push_back(frame.clone()));
             first[0].push_back(frame);
             return;
         }
-        let owner = wire::dest_qpn(&frame).map_or(0, engine::shard_of);
+        let owner = dest.map_or(0, engine::shard_of);
         let owner = if owner < self.settings.shard_count { owner } else { 0 };
         self.rx[usize::from(owner)].push_back(frame);
     }
