@@ -10,6 +10,7 @@
 
 mod ah;
 mod cause;
+pub mod cm;
 pub mod command;
 pub mod config;
 pub mod control;
