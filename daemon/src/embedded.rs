@@ -266,12 +266,17 @@ impl Inner {
         while let Some(mad) = lcore.shard().poll_mad() {
             control.handle_mad(&mut Direct { shard: lcore.shard(), now }, now, &mad);
         }
+        while let Some(notice) = control.poll_notice() {
+            tracing::info!("{notice}");
+        }
         control.turn(&mut Direct { shard: lcore.shard(), now }, now);
     }
 
     #[cold]
     fn deliver_events(&mut self) {
+        let now = self.lcore.now();
         while let Some(event) = self.lcore.shard().poll_event() {
+            self.control.observe_event(now, &event);
             if let Some(events) = self.events.get_mut(&event.session) {
                 events.send(event.session, &event.event);
             }

@@ -343,6 +343,9 @@ impl Server {
                 self.control.handle_mad(&mut self.lcores.mailboxes, now, &mad);
             }
         }
+        while let Some(notice) = self.control.poll_notice() {
+            tracing::info!("{notice}");
+        }
     }
 
     /// Looks whether ports have changed, and tells every client.
@@ -359,9 +362,11 @@ impl Server {
 
     /// Passes the lcores' events on.
     fn deliver_events(&mut self) {
+        let now = self.now();
         for mailbox in self.lcores.mailboxes.0.iter() {
             while let Some(event) = mailbox.take_event() {
                 tracing::debug!(session = event.session, event = ?event.event, "event");
+                self.control.observe_event(now, &event);
                 let events = self.clients.get_mut(&event.session).and_then(|client| client.events.as_mut());
                 if let Some(events) = events {
                     events.send(event.session, &event.event);

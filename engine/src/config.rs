@@ -47,6 +47,8 @@ pub struct Limits {
     pub max_neighbour: u32,
     /// Post-mortems that are kept, and that each shard holds until they are fetched.
     pub max_post_mortem: u32,
+    /// Connection-manager ids of all sessions together, those in time wait included; a session has half of them at most.
+    pub max_cm_id: u32,
     /// What one user may have of the sessions, QPs, CQs, SRQs, regions, neighbours and ring memory that all share, percent: 1 to 100.
     pub user_share_percent: u8,
 }
@@ -82,6 +84,7 @@ impl Default for Limits {
             max_neighbour: 1_024,
             max_post_mortem: 1_024,
             user_share_percent: 75,
+            max_cm_id: 65_536,
         }
     }
 }

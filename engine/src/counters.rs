@@ -187,3 +187,37 @@ counters! {
         completed_wqes,
     }
 }
+
+counters! {
+    /// What the connection manager saw; each counts management datagrams, unless it says otherwise.
+    CmCounters {
+        /// Messages of connection management received.
+        rx_cm_messages,
+        /// Messages of connection management sent, repeats included.
+        tx_cm_messages,
+        /// Messages sent again because no answer came in time.
+        cm_retries,
+        /// Received of another MAD version, or with another method than Send.
+        rx_mad_malformed,
+        /// Received of another management class than connection management.
+        rx_mad_other_class,
+        /// Received in another version of connection management: requests are refused.
+        rx_cm_other_version,
+        /// Received with an attribute that does not exist.
+        rx_cm_unknown_attribute,
+        /// Messages about a connection that does not exist.
+        rx_cm_unknown_connection,
+        /// Messages from another address than the connection's peer, or about another QP.
+        rx_cm_foreign,
+        /// Messages that came late, repeated, or without sense in the state of the connection.
+        rx_cm_ignored,
+        /// Requests refused without asking an application.
+        rx_cm_refused,
+        /// Requests of a QP that was connected already.
+        rx_cm_stale,
+        /// Messages not sent because too many waited.
+        tx_cm_lost,
+        /// Sentences for the log that were lost because too many waited.
+        cm_notices_lost,
+    }
+}

@@ -109,6 +109,7 @@ number_table! {
         max_neighbour: 1..=65_536,
         max_post_mortem: 0..=65_536,
         user_share_percent: 1..=100,
+        max_cm_id: 2..=1_048_576,
     }
 }
 

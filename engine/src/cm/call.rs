@@ -13,6 +13,17 @@ use super::state::CmState;
 use super::{Cm, CmId, CmRefusal};
 use crate::time::Time;
 
+/// Who is to answer before an address is resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NextHop {
+    /// Our port, from 0.
+    pub port: u8,
+    /// Its address: RoCE is switched, not routed by us.
+    pub ip: IpAddr,
+    /// The VLAN of our address.
+    pub vlan: Option<u16>,
+}
+
 /// The Q_Key of UD QPs of RDMA CM (`RDMA_UDP_QKEY`).
 pub(super) const UDP_QKEY: Qkey = Qkey(0x0123_4567);
 /// RNR NAK timer of QPs that the connection manager makes ready: 0.64 ms.
@@ -69,24 +80,30 @@ impl Cm {
         Ok(())
     }
 
-    /// Chooses the source address for a destination; told by an event.
+    /// Chooses the source address for a destination. Who is to answer there is returned: once it has, or is one of us, call
+    /// [`addr_resolved`](Self::addr_resolved). `None` if no address of ours leads there, which an event has told.
     ///
     /// # Errors
     /// As of [`bind_addr`](Self::bind_addr), which a source address implies; `EINVAL` in any state but the first ones.
-    pub fn resolve_addr(&mut self, id: CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), CmRefusal> {
+    pub fn resolve_addr(
+        &mut self,
+        id: CmId,
+        src: Option<SocketAddr>,
+        dst: SocketAddr,
+    ) -> Result<Option<NextHop>, CmRefusal> {
         self.require(id, &[CmState::Idle, CmState::AddrResolved, CmState::RouteResolved], "resolve_addr")?;
         let entry = self.id(id)?;
         let bound = entry.local.or(src);
         let source = bound.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
-        let Some(path) = self.route(source, dst.ip()) else {
+        let Some((path, vlan)) = self.route(source, dst.ip()) else {
             let message = match source {
                 Some(source) => {
                     format!("{source} is no address of this device, or of another family than {}", dst.ip())
                 }
                 None => format!("no address of the family of {}: {}", dst.ip(), self.addresses()),
             };
-            self.event(id, CmEventType::AddrError, -errno::ENETUNREACH, ConnParam::default(), message);
-            return Ok(());
+            self.addr_error(id, -errno::ENETUNREACH, message);
+            return Ok(None);
         };
         if entry.local.is_none() {
             self.bind_addr(id, SocketAddr::new(path.local.ip(), src.map_or(0, |addr| addr.port())))?;
@@ -98,9 +115,23 @@ impl Cm {
         entry.path = Some(Path { flow_label, ..path });
         entry.local = Some(SocketAddr::new(path.local.ip(), port));
         entry.peer = Some(dst);
+        entry.state = CmState::Idle;
+        Ok(Some(NextHop { port: path.port, ip: dst.ip(), vlan }))
+    }
+
+    /// Whoever is to answer at the destination has answered; told by an event.
+    pub fn addr_resolved(&mut self, id: CmId) {
+        let Some(entry) = self.ids.get_mut(&id).filter(|entry| entry.state == CmState::Idle && entry.path.is_some())
+        else {
+            return;
+        };
         entry.state = CmState::AddrResolved;
         self.event(id, CmEventType::AddrResolved, 0, ConnParam::default(), String::new());
-        Ok(())
+    }
+
+    /// Nobody answers at the destination; told by an event. The id may try another.
+    pub fn addr_error(&mut self, id: CmId, status: i32, message: String) {
+        self.event(id, CmEventType::AddrError, status, ConnParam::default(), message);
     }
 
     /// Takes the path for granted: a RoCE network has no subnet manager to ask. Told by an event.
@@ -272,8 +303,8 @@ impl Cm {
         numbered.flat_map(|(port, number)| port.gids.iter().map(move |&entry| (number, entry)))
     }
 
-    /// The path from `source`, or from the address of ours that has most in common with the destination.
-    fn route(&self, source: Option<IpAddr>, destination: IpAddr) -> Option<Path> {
+    /// Path and VLAN from `source`, or from the address of ours that has most in common with the destination.
+    fn route(&self, source: Option<IpAddr>, destination: IpAddr) -> Option<(Path, Option<u16>)> {
         let peer = Gid::from_ip(destination);
         let (port, entry) = match source {
             Some(source) => self.find_gid(source)?,
@@ -284,7 +315,8 @@ impl Cm {
             return None;
         }
         let sgid_index = u8::try_from(entry.index).ok()?;
-        Some(Path { port, sgid_index, local: entry.gid, peer, flow_label: 0, traffic_class: 0, sl: 0, mtu })
+        let path = Path { port, sgid_index, local: entry.gid, peer, flow_label: 0, traffic_class: 0, sl: 0, mtu };
+        Some((path, entry.vlan))
     }
 
     /// Of equals the first: lower indexes are the ones that were there before.

@@ -133,7 +133,7 @@ impl Cm {
     /// A DREQ of a connection that is not there: the peer shall not wait for it to be.
     pub(super) fn answer_stranger(&mut self, mad: &IncomingMad, transaction: TransactionId, message: &CmMessage) {
         use wire::cm::{AnsweredMessage, ApStatus, Ari, RejReason};
-        self.counters.unknown_connection += 1;
+        self.counters.rx_cm_unknown_connection += 1;
         match message {
             CmMessage::Dreq(dreq) => self.answer_dreq(mad, transaction, dreq),
             CmMessage::Lap(lap) => self.answer(mad, transaction, &mads::apr(lap, ApStatus::INVALID_COMM_ID)),

@@ -30,20 +30,33 @@ impl Cm {
         let message = match CmMessage::from_bytes(&header, body) {
             Ok(message) => message,
             Err(error) => {
-                if let Some(count) = self.counters.malformed.get_mut(error.index()) {
-                    *count += 1;
-                }
-                if matches!(error, MadError::ClassVersion(_)) {
-                    self.refuse_version(mad, &header, body);
-                }
-                return;
+                return self.handle_malformed(mad, &header, body, error);
             }
         };
-        self.counters.received += 1;
+        self.counters.rx_cm_messages += 1;
         match &message {
             CmMessage::Req(req) => self.handle_req(now, entropy, mad, transaction, req),
             CmMessage::SidrReq(req) => self.handle_sidr_req(now, entropy, mad, transaction, req),
             _ => self.handle_answer(now, Received { mad, transaction, message: &message }),
+        }
+    }
+
+    fn handle_malformed(
+        &mut self,
+        mad: &IncomingMad,
+        header: &MadHeader,
+        body: &[u8; wire::cm::MESSAGE_BYTES],
+        error: MadError,
+    ) {
+        let count = match error {
+            MadError::Length(_) | MadError::BaseVersion(_) | MadError::Method(_) => &mut self.counters.rx_mad_malformed,
+            MadError::Class(_) => &mut self.counters.rx_mad_other_class,
+            MadError::ClassVersion(_) => &mut self.counters.rx_cm_other_version,
+            MadError::Attribute(_) => &mut self.counters.rx_cm_unknown_attribute,
+        };
+        *count += 1;
+        if matches!(error, MadError::ClassVersion(_)) {
+            self.refuse_version(mad, header, body);
         }
     }
 
@@ -63,7 +76,7 @@ impl Cm {
             }
             _ => return,
         };
-        self.counters.refused += 1;
+        self.counters.rx_cm_refused += 1;
         let ours = MadHeader::CLASS_VERSION_CM;
         self.notice(format!(
             "refused a request of {peer} in version {theirs} of connection management: this is {ours}"
@@ -76,7 +89,7 @@ impl Cm {
         let Received { mad, transaction, message } = received;
         let Some(id) = self.find(message) else { return self.answer_stranger(mad, transaction, message) };
         if !self.is_of_peer(id, mad, message) {
-            self.counters.foreign += 1;
+            self.counters.rx_cm_foreign += 1;
             return;
         }
         let input = match message {
@@ -93,7 +106,7 @@ impl Cm {
                 return self.answer(mad, transaction, &mads::apr(lap, ApStatus::NOT_SUPPORTED));
             }
             _ => {
-                self.counters.ignored += 1;
+                self.counters.rx_cm_ignored += 1;
                 return;
             }
         };
@@ -171,7 +184,7 @@ impl Cm {
             }
             (Reaction::EndTimewait, _) => self.end_timewait(id),
             (Reaction::ForgetReply, _) => self.finish(id),
-            (Reaction::Ignore, _) | (_, None) => self.counters.ignored += 1,
+            (Reaction::Ignore, _) | (_, None) => self.counters.rx_cm_ignored += 1,
         }
     }
 
@@ -189,7 +202,7 @@ impl Cm {
         let (mad, wait) = (link.last, link.response_ns);
         if is_timeout {
             link.retries_left = link.retries_left.saturating_sub(1);
-            self.counters.retries += 1;
+            self.counters.cm_retries += 1;
             self.set_timer(id, now.add_ns(wait));
         }
         self.send(&path, mad);

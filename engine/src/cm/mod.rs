@@ -31,15 +31,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shm::attr::GidEntry;
 use shm::control::cm::{CmEvent, CmEventType, CmIdInfo, ConnParam};
-use wire::cm::{CaGuid, CmMessage, CommId, MadError, TransactionId};
+use wire::cm::{CaGuid, CmMessage, CommId, TransactionId};
 use wire::{Gid, PathMtu, Qpn};
 
 use crate::config::PortConfig;
+use crate::counters::CmCounters;
 use crate::gsi::{IncomingMad, OutgoingMad};
 use crate::time::Time;
 use id::{Id, Path};
 use ports::PortTable;
 
+pub use call::NextHop;
 pub use refusal::CmRefusal;
 pub use state::CmState;
 
@@ -62,7 +64,7 @@ pub struct CmConfig {
     pub max_id: u32,
     /// Requests that may wait for an answer on one listener, whatever it asks for.
     pub max_backlog: u32,
-    /// How long a packet may be on its way. 16 (268 ms), as in Linux since 6.6.
+    /// How long a packet may be on its way. 16 (268 ms), as in Linux; 6.1 still had 18.
     pub packet_lifetime: u8,
     /// How long our QPs take to acknowledge at most.
     pub ack_delay: u8,
@@ -96,33 +98,6 @@ impl Default for CmConfig {
 struct Port {
     gids: Vec<GidEntry>,
     mtu: PathMtu,
-}
-
-/// Messages by kind, and what was not done with them. Every count is of MADs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CmCounters {
-    /// Received, well-formed.
-    pub received: u64,
-    /// Sent, repetitions included.
-    pub sent: u64,
-    /// Sent again after a timeout.
-    pub retries: u64,
-    /// Not a message of connection management, by [`MadError::index`].
-    pub malformed: [u64; MadError::COUNT],
-    /// Of no connection of ours.
-    pub unknown_connection: u64,
-    /// From another address than the connection's peer, or about another QP.
-    pub foreign: u64,
-    /// Late, repeated, or senseless in the state of the connection.
-    pub ignored: u64,
-    /// REQs and SIDR_REQs refused without the application.
-    pub refused: u64,
-    /// REQs of a QP that was connected already.
-    pub stale: u64,
-    /// Not sent: too many waited.
-    pub transmit_overflow: u64,
-    /// Sentences that the log did not get: too many waited.
-    pub notice_overflow: u64,
 }
 
 /// The connection manager of an engine.
@@ -240,10 +215,10 @@ impl Cm {
     /// Puts a MAD into the queue to the shards.
     fn send(&mut self, path: &Path, mad: [u8; crate::gsi::MAD_BYTES]) {
         if self.transmit.len() >= TRANSMIT_QUEUE {
-            self.counters.transmit_overflow += 1;
+            self.counters.tx_cm_lost += 1;
             return;
         }
-        self.counters.sent += 1;
+        self.counters.tx_cm_messages += 1;
         self.transmit.push_back(OutgoingMad { ah: path.mad_ah(), bytes: mad });
     }
 
@@ -262,7 +237,7 @@ impl Cm {
     /// Says something to the log.
     fn notice(&mut self, sentence: String) {
         if self.notices.len() >= NOTICE_QUEUE {
-            self.counters.notice_overflow += 1;
+            self.counters.cm_notices_lost += 1;
         } else {
             self.notices.push_back(sentence);
         }

@@ -56,7 +56,7 @@ impl Cm {
             if is_same {
                 self.react(now, id, Input::RepeatedReq, None);
             } else {
-                self.counters.foreign += 1;
+                self.counters.rx_cm_foreign += 1;
             }
             return;
         }
@@ -72,14 +72,14 @@ impl Cm {
         match taken {
             Ok((Taker::Listener(listener), to)) => self.open(entropy, mad, transaction, req, listener, &to),
             Ok((Taker::Peer(id), to)) => self.become_passive(entropy, mad, transaction, req, id, &to),
-            Ok((Taker::NotThisOne, _)) => self.counters.ignored += 1,
+            Ok((Taker::NotThisOne, _)) => self.counters.rx_cm_ignored += 1,
             Err(refusal) => self.refuse_req(mad, transaction, req, &refusal),
         }
     }
 
     fn refuse_req(&mut self, mad: &IncomingMad, transaction: TransactionId, req: &ReqRepr, refusal: &ReqRefusal) {
         let ReqRefusal { reason, ari, sentence } = refusal;
-        self.counters.refused += 1;
+        self.counters.rx_cm_refused += 1;
         let (peer, qpn, service) = (mad.src_gid.ip(), req.qpn, req.service_id);
         self.notice(format!("refused a REQ of QP {qpn} at {peer} for {service}: {sentence} (reason {reason})"));
         let rej = mads::rej_stranger(AnsweredMessage::Req, req.local_comm_id, *reason, *ari);
@@ -168,7 +168,7 @@ impl Cm {
     /// over, and the peer may ask again (IBTA 12.9.8.3.1).
     fn check_stale(&mut self, now: Time, mad: &IncomingMad, req: &ReqRepr) -> Result<(), ReqRefusal> {
         let Some(&old) = self.by_remote_qp.get(&(req.ca_guid, req.qpn)) else { return Ok(()) };
-        self.counters.stale += 1;
+        self.counters.rx_cm_stale += 1;
         // Whoever merely names another's QP shall not end its connection.
         let is_same = self.ids.get(&old).and_then(|entry| entry.path).is_some_and(|path| path.peer == mad.src_gid);
         if is_same {

@@ -47,7 +47,7 @@ impl Cm {
         status: SidrStatus,
         sentence: &str,
     ) {
-        self.counters.refused += 1;
+        self.counters.rx_cm_refused += 1;
         let (peer, service) = (mad.src_gid.ip(), req.service_id);
         self.notice(format!("refused a SIDR_REQ of {peer} for {service}: {sentence} (status {status})"));
         let nothing = (Qpn::new(0), Qkey(0));

@@ -30,7 +30,7 @@ impl Control {
         for (port, number) in ports.iter().zip(1..) {
             groups.push((format!("port {number}"), named(port.entries())));
         }
-        groups.push(("control".to_owned(), vec![("unclaimed_mads".to_owned(), self.unclaimed_mads)]));
+        groups.push(("cm".to_owned(), named(self.cm.counters().entries())));
         let uptime_ms = now.ns_since(self.started) / 1_000_000;
         Reply::Stats(Stats { device: self.config.device_name.clone(), uptime_ms, groups })
     }

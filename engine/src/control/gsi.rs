@@ -19,21 +19,23 @@ impl Control {
         }
     }
 
-    /// A management datagram came in. No class of them is served here: it is counted, as `unclaimed_mads` of the control side.
-    pub fn handle_mad<S: Shards>(&mut self, _shards: &mut S, _now: Time, _mad: &IncomingMad) {
-        self.unclaimed_mads += 1;
+    /// A management datagram came in. Classes other than connection management have nobody here: they are counted.
+    pub fn handle_mad<S: Shards>(&mut self, _shards: &mut S, now: Time, mad: &IncomingMad) {
+        self.handle_cm_mad(now, mad);
     }
 
     /// Does what is due.
-    pub fn handle_timers<S: Shards>(&mut self, _shards: &mut S, _now: Time) {}
+    pub fn handle_timers<S: Shards>(&mut self, shards: &mut S, now: Time) {
+        self.handle_cm_timers(shards, now);
+    }
 
     /// When [`Control::turn`] has something to do next; [`Time::NEVER`] if nothing is due.
     pub fn next_deadline(&self) -> Time {
-        Time::NEVER
+        self.next_cm_deadline()
     }
 
     /// A management datagram to send. Call until `None`.
     pub fn poll_mad(&mut self) -> Option<OutgoingMad> {
-        None
+        self.poll_cm_mad()
     }
 }

@@ -6,6 +6,7 @@
 
 mod admin;
 mod ah;
+mod cm;
 mod gsi;
 mod mcast;
 mod memory;
@@ -33,6 +34,7 @@ use crate::mr::MrTable;
 use crate::slab::IndexAllocator;
 use crate::time::Time;
 use crate::{QPN_INDEX_COUNT, QPN_RESERVED_COUNT, SHARD_COUNT_MAX};
+use cm::CmDesk;
 use session::Session;
 
 /// Errno values of the verbs' man pages.
@@ -43,6 +45,9 @@ mod errno {
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EPROTO: i32 = 71;
+    pub(super) const ENOBUFS: i32 = 105;
+    pub(super) const ETIMEDOUT: i32 = 110;
+    pub(super) const EHOSTUNREACH: i32 = 113;
     pub(super) const EOPNOTSUPP: i32 = 95;
 }
 
@@ -97,11 +102,11 @@ pub struct Control {
     mrs: MrTable,
     /// For the rings of all sessions.
     rings: SegmentBudget,
-    /// Management datagrams that nobody here serves.
-    unclaimed_mads: u64,
     post_mortems: post_mortem::PostMortems,
     /// The part of it that each user with a session may spend.
     user_rings: BTreeMap<u32, SegmentBudget>,
+    /// Connections of all sessions.
+    cm: CmDesk,
 }
 
 impl Control {
@@ -120,6 +125,7 @@ impl Control {
         let mrs = MrTable::new(limits.max_mr);
         let ahs = IndexAllocator::new(0, limits.max_ah.min(ah::INDEX_COUNT));
         let rings = SegmentBudget::new(limits.ring_bytes_total);
+        let cm = CmDesk::new(&config);
         Self {
             ports: config.ports.clone(),
             config,
@@ -133,9 +139,9 @@ impl Control {
             mcast: McastTable::default(),
             mrs,
             rings,
-            unclaimed_mads: 0,
             post_mortems: post_mortem::PostMortems::default(),
             user_rings: BTreeMap::new(),
+            cm,
         }
     }
 
@@ -200,6 +206,7 @@ impl Control {
     fn take_session_apart<S: Shards>(&mut self, shards: &mut S, number: u32) -> Option<Session> {
         let mut session = self.sessions.remove(&number)?;
         self.fetch_all_breaks(shards, number, &session);
+        self.close_cm(&mut session);
         for (qpn, _) in std::mem::take(&mut session.qps) {
             self.drop_qp(shards, number, &session, qpn);
         }
@@ -241,6 +248,7 @@ impl Control {
         };
         let answer = self.dispatch(shards, number, &mut session, now, request, fds);
         self.sessions.insert(number, session);
+        self.deliver_cm_events(now);
         answer.unwrap_or_else(refused)
     }
 
@@ -301,7 +309,7 @@ impl Control {
             Request::ListSessions => self.list_sessions(number, session),
             Request::WhyQp { qpn } => self.why_qp(shards, number, session, now, qpn)?,
             Request::ListPostMortems => self.list_post_mortems(shards, number, session, now),
-            Request::Cm(_) => return refuse(errno::EOPNOTSUPP, "connection management is not offered yet"),
+            Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))
     }

@@ -10,6 +10,7 @@ use shm::mapping::{MapError, Mapping};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
 
+use super::cm::CmBook;
 use super::shares::NeighbourKey;
 use super::{Answered, Peer, Refusal, errno, refuse};
 use crate::config::EngineConfig;
@@ -113,6 +114,8 @@ pub(super) struct Session {
     pub(super) qps: BTreeMap<u32, QpBook>,
     /// Neighbours of its QPs, with how many QPs have them.
     pub(super) neighbours: BTreeMap<NeighbourKey, u32>,
+    /// Connection management.
+    pub(super) cm: CmBook,
     pub(super) doorbells: Vec<Option<DoorbellBook>>,
     pub(super) segments: SegmentAllocator,
     /// Segments whose files the client has.
@@ -140,6 +143,7 @@ impl Session {
             srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             neighbours: BTreeMap::new(),
+            cm: CmBook::default(),
             doorbells: (0..config.shard_count).map(|_| None).collect(),
             segments: SegmentAllocator::within(rings, config.limits.ring_bytes),
             segments_sent: 0,
@@ -155,7 +159,8 @@ impl Session {
                 || self.memories.contains_key(&handle)
                 || self.channels.contains_key(&handle)
                 || self.cqs.contains_key(&handle)
-                || self.srqs.contains_key(&handle);
+                || self.srqs.contains_key(&handle)
+                || self.cm.has_handle(handle);
             if !taken {
                 return handle;
             }
@@ -248,23 +253,24 @@ impl Session {
         }
     }
 
-    pub(super) fn create_channel(&mut self) -> Result<Answered, Refusal> {
-        if self.channels.len() >= self.max_channel as usize {
+    /// The two ends of a channel of either kind, completion or event: the one to notify, and both as they go to the client.
+    pub(super) fn channel_ends(&self) -> Result<(Notifier, [OwnedFd; 2]), Refusal> {
+        if self.channels.len() + self.cm.channel_count() >= self.max_channel as usize {
             let limit = self.max_channel;
-            return refuse(errno::ENOMEM, format!("the limit of {limit} completion channels is reached"));
+            return refuse(errno::ENOMEM, format!("the limit of {limit} completion and event channels is reached"));
         }
         let made = channel().and_then(|(notifier, notifications)| {
             let ends = [notifications.as_fd().try_clone_to_owned()?, notifier.as_fd().try_clone_to_owned()?];
             Ok((notifier, ends))
         });
-        match made {
-            Ok((notifier, ends)) => {
-                let handle = self.handle();
-                self.channels.insert(handle, Channel { notifier: Arc::new(notifier), users: 0 });
-                Ok((Reply::Handle(handle), ends.into()))
-            }
-            Err(error) => refuse(errno::ENOMEM, format!("no sockets for a completion channel: {error}")),
-        }
+        made.or_else(|error| refuse(errno::ENOMEM, format!("no sockets for a channel: {error}")))
+    }
+
+    pub(super) fn create_channel(&mut self) -> Result<Answered, Refusal> {
+        let (notifier, ends) = self.channel_ends()?;
+        let handle = self.handle();
+        self.channels.insert(handle, Channel { notifier: Arc::new(notifier), users: 0 });
+        Ok((Reply::Handle(handle), ends.into()))
     }
 
     pub(super) fn destroy_channel(&mut self, handle: u32) -> Result<Reply, Refusal> {

@@ -206,27 +206,6 @@ pub enum MadError {
     Attribute(u16),
 }
 
-impl MadError {
-    /// Number of reasons.
-    pub const COUNT: usize = 6;
-    /// Short names by [`index`](Self::index), for counters.
-    pub const NAMES: [&'static str; Self::COUNT] =
-        ["length", "base_version", "class", "method", "class_version", "attribute"];
-
-    /// A number from 0 for each reason.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        match self {
-            Self::Length(_) => 0,
-            Self::BaseVersion(_) => 1,
-            Self::Class(_) => 2,
-            Self::Method(_) => 3,
-            Self::ClassVersion(_) => 4,
-            Self::Attribute(_) => 5,
-        }
-    }
-}
-
 impl fmt::Display for MadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

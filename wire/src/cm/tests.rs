@@ -176,7 +176,7 @@ fn mads_of_other_kinds_are_refused_by_reason() {
         let mut bytes = good;
         bytes[at] = value;
         assert_eq!(CmMessage::parse(&bytes), Err(error));
-        assert!(error.to_string().len() > 20 && error.index() < MadError::COUNT);
+        assert!(error.to_string().contains(&value.to_string()) || at == 17, "{error}");
     }
     assert_eq!(CmMessage::parse(&good[..255]), Err(MadError::Length(255)));
     assert_eq!(CmMessage::parse(&[&good[..], &[0]].concat()), Err(MadError::Length(257)));

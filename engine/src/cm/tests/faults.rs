@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Loses the `count`-th to come of messages with this name.
-fn lose(name: &'static str, mut count: usize) -> Box<dyn FnMut(usize, &CmMessage) -> Fate> {
+fn lose(name: &'static str, mut count: usize) -> Faults {
     Box::new(move |_, message| {
         if message.attribute_id().name() == name && count > 0 {
             count -= 1;
@@ -30,7 +30,7 @@ fn each_lost_message_is_made_up_for() {
         net.run(10 * SECOND_NS);
         assert_eq!(net.hosts[0].cm.state(id), Some(CmState::Established), "{name}");
         assert_eq!(net.hosts[1].last().1.event, CmEventType::Established, "{name}");
-        let (now, lost) = (net.now, net.hosts.iter().map(|host| host.cm.counters().retries).sum::<u64>());
+        let (now, lost) = (net.now, net.hosts.iter().map(|host| host.cm.counters().cm_retries).sum::<u64>());
         assert_eq!(lost, u64::from(name != "DREQ"), "{name}");
         net.hosts[0].cm.disconnect(now, id).unwrap();
         net.run(20 * SECOND_NS);
@@ -55,7 +55,7 @@ fn a_lost_drep_is_made_up_for_even_after_time_wait() {
     assert_eq!(net.hosts[0].cm.state(id), Some(CmState::DreqSent));
     net.run(10 * SECOND_NS);
     assert_eq!(net.sent(), ["REQ", "REP", "RTU", "DREQ", "DREP", "DREQ", "DREP"]);
-    assert_eq!(net.hosts[1].cm.counters().unknown_connection, 1);
+    assert_eq!(net.hosts[1].cm.counters().rx_cm_unknown_connection, 1);
     assert_eq!(net.hosts[0].last().1.event, CmEventType::TimewaitExit);
 }
 
@@ -73,7 +73,7 @@ fn nobody_there_is_told_after_all_repetitions() {
         "no answer from 10.0.0.2:7174 to 16 messages, 4831 ms apart: is UDP port 4791 open on the way?"
     );
     assert_eq!(net.hosts[0].cm.state(id), Some(CmState::RouteResolved));
-    assert_eq!(net.hosts[0].cm.counters().retries, 15);
+    assert_eq!(net.hosts[0].cm.counters().cm_retries, 15);
 }
 
 #[test]
@@ -195,12 +195,12 @@ fn a_qp_that_was_reset_is_stale_once() {
     let first_events: Vec<_> =
         net.hosts[1].events.iter().filter(|(id, _)| *id == first).map(|(_, e)| e.event).collect();
     assert_eq!(first_events[1..3], [CmEventType::Established, CmEventType::Disconnected]);
-    assert_eq!(net.hosts[1].cm.counters().stale, 1);
+    assert_eq!(net.hosts[1].cm.counters().rx_cm_stale, 1);
     let _ = id;
 }
 
 /// Decides for each MAD by a list of dice, then lets all of them arrive.
-fn dice(rolls: Vec<u8>) -> Box<dyn FnMut(usize, &CmMessage) -> Fate> {
+fn dice(rolls: Vec<u8>) -> Faults {
     let mut rolls = rolls.into_iter();
     Box::new(move |_, _| match rolls.next() {
         Some(0..=1) => Fate::Lost,
@@ -228,11 +228,13 @@ proptest! {
             let id = cm.create_id(PortSpace::Tcp).unwrap();
             cm.bind_addr(id, SocketAddr::new(ip(1), PORT)).unwrap();
             cm.resolve_addr(id, None, SocketAddr::new(ip(0), PORT)).unwrap();
+            cm.addr_resolved(id);
             cm.resolve_route(id).unwrap();
             let cm = &mut net.hosts[0].cm;
             let other = cm.create_id(PortSpace::Tcp).unwrap();
             cm.bind_addr(other, SocketAddr::new(ip(0), PORT)).unwrap();
             cm.resolve_addr(other, None, SocketAddr::new(ip(1), PORT)).unwrap();
+            cm.addr_resolved(other);
             cm.resolve_route(other).unwrap();
             net.hosts[0].connect(Time::ZERO, other, param(0x77));
             net.hosts[1].connect(Time::ZERO, id, param(0x78));

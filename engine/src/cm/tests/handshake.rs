@@ -105,6 +105,7 @@ fn two_that_ask_each_other_get_one_connection() {
             let id = cm.create_id(PortSpace::Tcp).unwrap();
             cm.bind_addr(id, SocketAddr::new(ip(host), PORT)).unwrap();
             cm.resolve_addr(id, None, SocketAddr::new(ip(1 - host), PORT)).unwrap();
+            cm.addr_resolved(id);
             cm.resolve_route(id).unwrap();
             id
         })

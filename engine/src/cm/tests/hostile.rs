@@ -46,7 +46,7 @@ fn nobody_else_ends_a_connection() {
         assert_eq!(net.hosts[1].cm.state(passive), Some(CmState::Established), "{message}");
         assert_eq!(net.hosts[1].cm.poll_transmit(), None);
     }
-    assert_eq!(net.hosts[1].cm.counters().foreign, 4);
+    assert_eq!(net.hosts[1].cm.counters().rx_cm_foreign, 4);
 }
 
 /// Naming a QP is not owning it: a REQ with another's GUID and QPN is refused, and the connection stays.

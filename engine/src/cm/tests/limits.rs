@@ -72,7 +72,7 @@ fn a_storm_of_connections_leaves_nothing() {
     net.hosts[1].cm.destroy_id(net.now, listener);
     net.run(SECOND_NS);
     net.hosts.iter().for_each(|host| host.cm.assert_empty());
-    assert_eq!(net.hosts[0].cm.counters().retries, 0);
+    assert_eq!(net.hosts[0].cm.counters().cm_retries, 0);
 }
 
 /// REQs without end, of ever other QPs, and never an RTU: what that costs is bounded, and ends.
@@ -96,7 +96,7 @@ fn half_open_requests_end_by_themselves() {
         host.run_application(now);
     }
     assert_eq!(net.hosts[1].cm.id_count(), 500);
-    assert_eq!(net.hosts[1].cm.counters().refused, 501);
+    assert_eq!(net.hosts[1].cm.counters().rx_cm_refused, 501);
     net.run(300 * SECOND_NS);
     let events = std::mem::take(&mut net.hosts[1].events);
     let gone = events.iter().filter(|(_, event)| event.event == CmEventType::Unreachable);
@@ -119,6 +119,6 @@ fn mads_that_nobody_takes_are_dropped_not_kept() {
         cm.send(&path, [0; 256]);
         cm.notice(String::new());
     }
-    assert_eq!((cm.transmit.len(), cm.counters().transmit_overflow), (TRANSMIT_QUEUE, 904));
-    assert_eq!((cm.notices.len(), cm.counters().notice_overflow), (NOTICE_QUEUE, 4_936));
+    assert_eq!((cm.transmit.len(), cm.counters().tx_cm_lost), (TRANSMIT_QUEUE, 904));
+    assert_eq!((cm.notices.len(), cm.counters().cm_notices_lost), (NOTICE_QUEUE, 4_936));
 }

@@ -7,6 +7,9 @@ use wire::{PathMtu, Pkey};
 
 use super::*;
 
+/// Changes a REQ; an address of nobody's is at hand.
+type Change = fn(&mut ReqRepr, IpAddr);
+
 /// A REQ of host 0 to host 1, changed; what host 1 answers, and says.
 fn answer_to(change: impl FnOnce(&mut ReqRepr, &mut [u8; 256])) -> (Option<RejRepr>, Option<String>) {
     let mut net = Net::new();
@@ -38,7 +41,7 @@ fn answer_to(change: impl FnOnce(&mut ReqRepr, &mut [u8; 256])) -> (Option<RejRe
 #[test]
 fn requests_are_refused_with_reason_and_both_values() {
     let other: IpAddr = "10.0.0.9".parse().unwrap();
-    let cases: [(&str, fn(&mut ReqRepr, IpAddr)); 15] = [
+    let cases: [(&str, Change); 15] = [
         ("port without listener", |req, _| req.service_id = wire::cm::ServiceId(0x0106_0001)),
         ("UDP port space", |req, _| req.service_id = wire::cm::ServiceId(0x0111_1c06)),
         ("no port", |req, _| req.service_id = wire::cm::ServiceId(0x1000_0000_0000_0001)),
@@ -86,6 +89,7 @@ fn the_one_who_asked_is_told_both_values() {
         let cm = &mut net.hosts[0].cm;
         let id = cm.create_id(PortSpace::Tcp).unwrap();
         cm.resolve_addr(id, None, SocketAddr::new(ip(1), port)).unwrap();
+        cm.addr_resolved(id);
         cm.resolve_route(id).unwrap();
         net.hosts[0].connect(Time::ZERO, id, param(0x77));
         net.run(SECOND_NS);
@@ -144,9 +148,11 @@ fn calls_are_refused_with_errno_and_values() {
     let other = cm.create_id(PortSpace::Tcp).unwrap();
     say("port in use", cm.bind_addr(other, "0.0.0.0:99".parse().unwrap()).unwrap_err());
     cm.resolve_addr(id, None, SocketAddr::new(ip(1), 0)).unwrap();
+    cm.addr_resolved(id);
     cm.resolve_route(id).unwrap();
     say("port 0", cm.connect(now, &mut entropy, id, param(1)).unwrap_err());
     cm.resolve_addr(id, None, SocketAddr::new(ip(1), 5)).unwrap();
+    cm.addr_resolved(id);
     cm.resolve_route(id).unwrap();
     for (what, param) in [
         ("private data", ConnParam { private_data: vec![0; 57], ..param(1) }),
@@ -161,6 +167,7 @@ fn calls_are_refused_with_errno_and_values() {
     }
     cm.connect(now, &mut entropy, id, ConnParam { responder_resources: 0xff, ..param(1) }).unwrap();
     cm.resolve_addr(other, None, SocketAddr::new(ip(1), 5)).unwrap();
+    cm.addr_resolved(other);
     cm.resolve_route(other).unwrap();
     say("QP in use", cm.connect(now, &mut || 7 << 32, other, param(1)).unwrap_err());
     say("listen while connecting", cm.listen(id, 0).unwrap_err());
@@ -170,6 +177,7 @@ fn calls_are_refused_with_errno_and_values() {
     // An address that no route leads from is an event, as in librdmacm.
     let last = cm.create_id(PortSpace::Tcp).unwrap();
     cm.resolve_addr(last, Some("10.0.0.1:0".parse().unwrap()), "[fd00::9]:1".parse().unwrap()).unwrap();
+    cm.addr_resolved(last);
     net.run(0);
     let (_, event) = net.hosts[0].last();
     assert_eq!((event.event, event.status), (CmEventType::AddrError, -101));
