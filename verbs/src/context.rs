@@ -11,7 +11,7 @@ use shm::socket::SocketEndpoint;
 
 use crate::events::{Deadline, EventSource, Events};
 use crate::rings::Rings;
-use crate::{DeviceAttr, GidEntry, PortAttr, VerbsError};
+use crate::{DeviceAttr, GidEntry, PortAttr, Qpn, VerbsError, cm};
 
 /// Where a daemon listens if nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/ferroce/ferroced.sock";
@@ -30,6 +30,7 @@ pub(crate) struct ContextInner {
     pub(crate) rings: Mutex<Rings>,
     pub(crate) events: Arc<Events>,
     source: EventSource,
+    pub(crate) cm: Mutex<cm::Registry>,
 }
 
 impl Context {
@@ -77,8 +78,8 @@ impl Context {
         let socket = fds.into_iter().next().ok_or(unexpected)?;
         let source = EventSource::new(socket, watched, &events)?;
         let polled = endpoint.is_polled();
-        let rings = Mutex::default();
-        Ok(Self(Arc::new(ContextInner { endpoint, polled, device, session, rings, events, source })))
+        let (rings, cm) = (Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(ContextInner { endpoint, polled, device, session, rings, events, source, cm })))
     }
 
     /// What the device can do, as it said when the session began.
@@ -147,7 +148,8 @@ impl Context {
     }
 
     /// Waits for an asynchronous event: `None` when `timeout` is over first (`None` = no timeout; zero = just look).
-    /// The last one of all is [`AsyncEvent::DeviceFatal`].
+    /// The last one of all is [`AsyncEvent::DeviceFatal`]. [`AsyncEvent::CommEst`] of a connection manager's QP is also passed on
+    /// to its id ([`crate::cm::CmId::notify`]).
     ///
     /// # Errors
     /// [`CallError::Disconnected`] after the last one.
@@ -155,7 +157,7 @@ impl Context {
         let inner = &*self.0;
         let deadline = Deadline::after(timeout);
         loop {
-            if let Some(event) = inner.source.next(&inner.events) {
+            if let Some(event) = inner.next_async_event() {
                 return Ok(Some(event));
             }
             if inner.events.is_dead() {
@@ -164,7 +166,7 @@ impl Context {
             if inner.polled {
                 inner.endpoint.make_progress();
                 if deadline.is_over() {
-                    return Ok(inner.source.next(&inner.events));
+                    return Ok(inner.next_async_event());
                 }
             } else if !deadline.wait_readable(self.async_event_fd())? {
                 return Ok(None);
@@ -211,6 +213,14 @@ impl ContextInner {
                 Err(error.into())
             }
         }
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        let event = self.source.next(&self.events);
+        if let Some(AsyncEvent::CommEst { qpn }) = event {
+            self.notify_communication(Qpn::new(qpn));
+        }
+        event
     }
 
     /// For requests that make an object known by a handle.

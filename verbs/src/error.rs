@@ -77,6 +77,9 @@ pub enum VerbsError {
     /// The peer's parameters can't be understood or used.
     #[error(transparent)]
     Peer(#[from] crate::exchange::BadConnectionInfo),
+    /// A connection could not be made, or an id can't be used so.
+    #[error(transparent)]
+    Cm(#[from] crate::cm::CmError),
     /// The operating system failed a call.
     #[error("{call}: {error}")]
     Os {
@@ -105,6 +108,7 @@ impl VerbsError {
             Self::Map(MapError::Os { source, .. }) => *source as i32,
             Self::Map(_) | Self::OutOfRange { .. } | Self::Misaligned { .. } | Self::Peer(_) => Errno::EINVAL as i32,
             Self::Busy { .. } => Errno::EBUSY as i32,
+            Self::Cm(error) => error.errno(),
         }
     }
 

@@ -58,6 +58,7 @@
 
 mod ah;
 mod channel;
+pub mod cm;
 mod connect;
 mod context;
 mod cq;

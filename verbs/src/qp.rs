@@ -48,7 +48,7 @@ struct QpInner {
     state: Mutex<QpState>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
-    _srq: Option<Arc<SrqInner>>,
+    srq: Option<Arc<SrqInner>>,
     _pd: Arc<PdInner>,
 }
 
@@ -145,7 +145,7 @@ impl ProtectionDomain {
             state: Mutex::new(QpState::Reset),
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
-            _srq: init.srq.map(|srq| Arc::clone(&srq.0)),
+            srq: init.srq.map(|srq| Arc::clone(&srq.0)),
             _pd: Arc::clone(&self.0),
         })))
     }
@@ -323,6 +323,11 @@ impl QueuePair {
     /// True while the engine has the QP in ERR. No system call.
     pub fn is_in_error(&self) -> bool {
         self.0.queues.in_error(&self.0.block)
+    }
+
+    /// True if it takes its receives from an SRQ.
+    pub(crate) fn has_srq(&self) -> bool {
+        self.0.srq.is_some()
     }
 
     /// Send work requests that can be posted now, at least: a slot is free again once a completion has been polled that stands for it.

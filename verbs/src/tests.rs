@@ -1,5 +1,6 @@
 //! The library against a mock daemon.
 
+mod cm;
 mod mock;
 
 use std::sync::Arc;

@@ -79,6 +79,7 @@ impl Replay {
         // Hosts a and b: 52:54:00:00:00:0a and :0b.
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, if last & 1 == 1 { 0x0b } else { 0x0a }]);
         let port = PortConfig {
+            active: true,
             mac,
             addresses: vec![us.into()],
             interface_mtu: 1_500,

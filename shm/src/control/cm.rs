@@ -153,12 +153,14 @@ pub enum CmRequest {
         /// Its port space.
         port_space: PortSpace,
     },
-    /// Destroys an id, whatever its state: the peer of a connection hears of it. Events that wait for it vanish.
+    /// Destroys an id, whatever its state: the peer of a connection hears of it. Events that wait for it vanish; of a listener,
+    /// so do the requests that nobody took, and their new ids.
     DestroyId {
         /// The id.
         id: u32,
     },
-    /// Moves an id to another channel, with the events that wait for it.
+    /// Moves an id to another channel, with the events that wait for it; with a listener the requests that nobody took, and their
+    /// new ids.
     MigrateId {
         /// The id.
         id: u32,
@@ -286,7 +288,8 @@ pub struct CmEvent {
     pub listen_id: Option<u32>,
     /// 0, a negative errno, or with `REJECTED` the REJ reason.
     pub status: i32,
-    /// What the peer says: of a connection, or of a UD QP.
+    /// What the peer says: of a connection, or of a UD QP. Resources and depth as seen from the receiver of the event: the peer's
+    /// initiator depth is its responder resources.
     pub param: ConnParam,
     /// With UD and multicast: where to send.
     pub ah: Option<AhAttr>,

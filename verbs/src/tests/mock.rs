@@ -1,5 +1,7 @@
 //! A daemon in a few lines: real replies, real segments, the engine's side of real rings. Tests play the engine by hand.
 
+pub(super) mod cm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,6 +43,8 @@ pub(super) struct State {
     pub(super) log: Vec<String>,
     /// Refuses the next request.
     pub(super) refuse: Option<(i32, &'static str)>,
+    /// Of this name.
+    pub(super) refuse_only: Option<&'static str>,
     /// Answers `Hello` with this version.
     pub(super) abi_version: Option<u32>,
     handles: u32,
@@ -52,6 +56,9 @@ pub(super) struct State {
     pub(super) srqs: BTreeMap<u32, RecvFetcher>,
     pub(super) doorbell: Option<(DoorbellPage, BlockAddress)>,
     pub(super) wake: Option<EventFd>,
+    pub(super) cm: cm::MockCm,
+    /// By QPN: depths as they were set.
+    pub(super) modified: BTreeMap<u32, QpAttr>,
 }
 
 /// An engine of this process, driven by whoever polls if `polled`.
@@ -133,10 +140,15 @@ impl Mock {
 
     fn handle(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> (Reply, Vec<OwnedFd>) {
         let mut state = self.state();
-        let name = format!("{request:?}");
+        let name = match request {
+            Request::Cm(request) => format!("{request:?}"),
+            request => format!("{request:?}"),
+        };
         let end = name.find([' ', '{', '(']).unwrap_or(name.len());
         state.log.push(name[..end].to_owned());
-        if let Some((errno, message)) = state.refuse.take() {
+        if state.refuse_only.is_none_or(|only| name.starts_with(only))
+            && let Some((errno, message)) = state.refuse.take()
+        {
             return (Reply::Refused { errno, message: message.to_owned() }, Vec::new());
         }
         state.answer(request, fds)
@@ -204,11 +216,17 @@ impl State {
             Request::CreateCq { cqe, channel, .. } => self.create_cq(*cqe, *channel),
             Request::CreateSrq { attr, .. } => self.create_srq(*attr),
             Request::CreateQp { send_cq, recv_cq, srq, cap, .. } => self.create_qp(*send_cq, *recv_cq, *srq, *cap),
+            Request::Cm(request) => self.cm.answer(request),
             Request::DestroyQp { qpn } => {
                 self.qps.remove(qpn);
                 just(Reply::Done)
             }
+            Request::QueryQp { qpn } => just(Reply::QpAttr(self.modified.get(qpn).copied().unwrap_or_default())),
             Request::ModifyQp { qpn, attr, .. } => {
+                let modified = self.modified.entry(*qpn).or_default();
+                modified.qp_state = attr.qp_state;
+                modified.max_rd_atomic |= attr.max_rd_atomic;
+                modified.max_dest_rd_atomic |= attr.max_dest_rd_atomic;
                 let qp = self.qps.get_mut(qpn).unwrap();
                 if attr.qp_state == QpState::Reset {
                     qp.send.reset();
