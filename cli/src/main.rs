@@ -10,6 +10,7 @@ mod pcap;
 mod qp;
 mod report;
 mod res;
+mod rping;
 mod stat;
 
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -62,6 +63,9 @@ enum Command {
     /// Decodes a capture (pcap or pcapng, Ethernet) and checks every ICRC.
     #[command(after_help = "Example: tcpdump -i eth0 -w - udp port 4791 | ferroce pcap -")]
     Pcap(pcap::Args),
+    /// Connects by address and moves pings by READ and WRITE; works with librdmacm's rping on the other side.
+    #[command(after_help = "Example: ferroce rping -s -v on one host, then ferroce rping -c -a 10.0.0.1 -C 10 -v -V")]
+    Rping(rping::Args),
 }
 
 fn main() -> ExitCode {
@@ -92,6 +96,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
         Command::Res => res::run(&connect()?, cli.json, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
+        Command::Rping(args) => rping::run(&cli.socket, args, out),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use ferroce::VerbsError;
+
 use crate::client::ClientError;
 use crate::pcap::CaptureError;
 
@@ -30,6 +32,9 @@ pub(crate) enum CommandError {
     /// The daemon.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A verb, or a connection.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
     /// The capture file.
     #[error(transparent)]
     Capture(#[from] CaptureError),
@@ -49,7 +54,9 @@ impl CommandError {
     /// 1 if the daemon said no, else 2.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Client(ClientError::Refused { .. }) => ExitCode::from(1),
+            Self::Client(ClientError::Refused { .. }) | Self::Verbs(VerbsError::Refused { .. } | VerbsError::Cm(_)) => {
+                ExitCode::from(1)
+            }
             _ => ExitCode::from(2),
         }
     }

@@ -45,6 +45,12 @@ fn usage_errors_exit_2_and_name_the_argument() {
         (vec!["stat", "--watch", "0"], "0.1 to 3600"),
         (vec!["pcap"], "<FILE>"),
         (vec!["pcap", "f", "--limit", "-1"], "-1"),
+        (vec!["rping"], "--server"),
+        (vec!["rping", "-c"], "--addr"),
+        (vec!["rping", "-s", "-c", "-a", "::1"], "cannot be used with"),
+        (vec!["rping", "-c", "-a", "::1", "-S", "25"], "26..=65535"),
+        (vec!["rping", "-c", "-a", "no such host"], "no such host"),
+        (vec!["rping", "-c", "-P", "-a", "::1"], "cannot be used with"),
     ] {
         let run = ferroce(&args);
         assert_eq!(run.status, 2, "{args:?}");
@@ -55,7 +61,7 @@ fn usage_errors_exit_2_and_name_the_argument() {
 
 #[test]
 fn every_command_has_an_example_in_its_help() {
-    for command in ["devinfo", "stat", "qp", "res", "pcap"] {
+    for command in ["devinfo", "stat", "qp", "res", "pcap", "rping"] {
         let run = ferroce([command, "--help"]);
         assert_eq!(run.status, 0, "{command}");
         assert!(run.stdout.contains(&format!("ferroce {command}")), "{}", run.stdout);
