@@ -184,6 +184,8 @@ impl CmEvent {
             Err(error) => {
                 id.qp_to_error();
                 id.state().connect_failed = true;
+                // The peer, too, should hear of it at once.
+                let _ = id.reject(&[]);
                 let errno = match error.errno() {
                     0 => Errno::EIO as i32,
                     errno => errno,

@@ -286,9 +286,9 @@ fn a_qp_that_can_not_be_readied_is_a_connect_error() {
     assert_eq!(event.status(), -libc::EINVAL);
     assert_eq!(event.error().unwrap().to_string(), "path_mtu is 9, it must be 1 to 5");
     assert_eq!(client.qp().unwrap().state(), QpState::Err);
-    // The daemon's REP timer ends in a disconnect, which is no news.
-    server.disconnect().unwrap();
-    expect_nothing_but_spurious(&channel);
+    assert_eq!(expect(&cm.channel, Rejected).id(), &server, "the peer is told");
+    assert_eq!(server.qp().unwrap().state(), QpState::Err);
+    expect_nothing(&channel);
 }
 
 #[test]
