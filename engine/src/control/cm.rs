@@ -104,7 +104,22 @@ impl CmBook {
         taken
     }
 
-    /// Requests to a listener that the client has not seen: their ids go with the listener.
+    fn migrate(&mut self, handle: u32, channel: u32) {
+        let events = self.take_events(handle);
+        let Some(book) = self.ids.get_mut(&handle) else { return };
+        let before = std::mem::replace(&mut book.channel, channel);
+        if let Some(before) = self.channels.get_mut(&before) {
+            before.users = before.users.saturating_sub(1);
+        }
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.users += 1;
+        }
+        for event in events {
+            self.push(handle, event);
+        }
+    }
+
+    /// Requests to a listener that the client has not seen: their ids go where the listener goes.
     fn unseen_requests(&self, listener: u32) -> Vec<u32> {
         let events = self.channels.values().flat_map(|channel| &channel.events);
         events.filter(|event| event.listen_id == Some(listener)).map(|event| event.id).collect()
@@ -425,20 +440,13 @@ fn get_event(session: &mut Session, handle: u32) -> Result<Reply, Refusal> {
     Ok(Reply::Cm(CmReply::Event(event.map(Box::new))))
 }
 
-/// Moves an id, and its events with it, in their order.
+/// Moves an id and its events, in their order; with a listener the requests that the client has not seen, and their ids.
 fn migrate(session: &mut Session, handle: u32, channel: u32) -> Result<Reply, Refusal> {
-    let before = session.cm.id(handle)?.channel;
+    session.cm.id(handle)?;
     session.cm.channel(channel)?;
-    let events = session.cm.take_events(handle);
-    if let Some(old) = session.cm.channels.get_mut(&before) {
-        old.users = old.users.saturating_sub(1);
-    }
-    session.cm.channel(channel)?.users += 1;
-    if let Some(book) = session.cm.ids.get_mut(&handle) {
-        book.channel = channel;
-    }
-    for event in events {
-        session.cm.push(handle, event);
+    let requests = session.cm.unseen_requests(handle);
+    for handle in std::iter::once(handle).chain(requests) {
+        session.cm.migrate(handle, channel);
     }
     Ok(Reply::Done)
 }
