@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use ferroce::DEFAULT_SOCKET;
 
+use crate::cm_rate;
 use crate::error::{PerfError, Result};
 use crate::params::{LATENCY_CQ_MOD, Metric, Params, Stop, Test, Verb};
 
@@ -64,6 +65,9 @@ pub(crate) enum Command {
     /// Time to register memory
     #[command(name = "reg_mr")]
     RegMr(RegMrArgs),
+    /// Connections opened and closed per second, by the connection manager
+    #[command(name = "cm_rate")]
+    CmRate(CmRateArgs),
     /// Moves a file between two engines in this process, and measures every operation
     Demo(DemoArgs),
     /// A single loop over one part, for instruction counts
@@ -179,6 +183,31 @@ pub(crate) struct RegMrArgs {
     pub(crate) json: bool,
 }
 
+/// Options of `cm_rate`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CmRateArgs {
+    /// Address of the server on its RDMA port; without it this is the server, unless both sides are in this process
+    #[arg(conflicts_with = "embedded")]
+    pub(crate) server: Option<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Where the server listens
+    #[arg(long, value_name = "ADDRESS", default_value_t = cm_rate::LISTEN_DEFAULT)]
+    pub(crate) listen: IpAddr,
+    /// Port of the connection manager (port space TCP)
+    #[arg(short, long, default_value_t = 18_515)]
+    pub(crate) port: u16,
+    /// Connections
+    #[arg(short = 'n', long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iters: u32,
+    /// Connections at a time
+    #[arg(short, long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) outstanding: u32,
+    /// Print a JSON object in place of a sentence
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Options of `demo`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DemoArgs {
@@ -285,7 +314,7 @@ impl Command {
             Self::SendLat(args) => (Test::latency(Verb::Send), args),
             Self::AtomicBw(args) => (Test::bandwidth(Verb::Atomic), args),
             Self::AtomicLat(args) => (Test::latency(Verb::Atomic), args),
-            Self::RegMr(_) | Self::Demo(_) | Self::Micro(_) => return None,
+            Self::RegMr(_) | Self::CmRate(_) | Self::Demo(_) | Self::Micro(_) => return None,
         })
     }
 }

@@ -5,13 +5,14 @@
 //!                  ├─ pair (threads, daemons)├──> actor ──> bandwidth, latency ──> side: QPs and memory
 //!                  ├─ pair over --vdev ──────┘
 //!                  └─ floor: the same frames without a transport
-//!   report: perftest's table or JSON       demo, reg_mr, micro: on their own
+//!   report: perftest's table or JSON       demo, reg_mr, cm_rate, micro: on their own
 //! ```
 #![forbid(unsafe_code)]
 
 mod actor;
 mod args;
 mod bandwidth;
+mod cm_rate;
 mod demo;
 mod error;
 mod floor;
@@ -54,6 +55,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
     }
     match command {
         Command::RegMr(args) => reg_mr::run(args).context("reg_mr"),
+        Command::CmRate(args) => cm_rate::run(args).context("cm_rate"),
         Command::Demo(args) => demo::run(&args.file).context("demo"),
         Command::Micro(args) => micro::run(args).context("micro"),
         _ => unreachable!("the others are tests"),

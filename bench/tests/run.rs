@@ -53,6 +53,20 @@ fn every_test_runs_on_one_thread_and_has_its_numbers() {
 }
 
 #[test]
+fn connections_are_counted_and_timed() {
+    let reports = json("cm_rate --embedded -n 300 -o 5 --json");
+    let [report] = &reports[..] else { panic!("{reports:?}") };
+    assert_eq!(
+        (&report["test"], &report["connections"], &report["outstanding"]),
+        (&"cm_rate".into(), &300.into(), &5.into())
+    );
+    let per_s = 300.0 / number(report, "seconds");
+    assert!((number(report, "connections_per_s") - per_s).abs() < 1e-6 * per_s);
+    let [p50, p99] = ["connect_p50_us", "connect_p99_us"].map(|key| number(report, key));
+    assert!(0.0 < p50 && p50 <= p99 && p99 < 1e6 * number(report, "seconds"), "{report}");
+}
+
+#[test]
 fn several_qps_both_directions_and_inline_move_the_right_bytes() {
     for arguments in [
         "write_bw -q 3 -b -s 5000 -m 1024",
