@@ -108,6 +108,18 @@ causes! {
     /// The application moved the QP to ERR.
     ByApplication = 48,
         "the application moved the QP to ERR";
+    /// BIND_MW of a window that can't be bound now.
+    WindowUnusable = 64,
+        "no window of the QP's protection domain has the key, or the new key is not one of its keys, or the window (type 2) is bound";
+    /// BIND_MW to a region that takes no such window.
+    WindowRegion = 65,
+        "the region does not exist, is of another protection domain, or lacks MW_BIND or the LOCAL_WRITE that a writable window needs";
+    /// BIND_MW of a range or rights that no window can have.
+    WindowRange = 66,
+        "the window would reach outside its region, be empty, or give rights that a window can't give";
+    /// LOCAL_INV of a key that can't be invalidated.
+    InvalidateFailed = 67,
+        "the key to invalidate is of no window (type 2) that is bound for this QP, and of no region with remote rights";
 }
 
 impl ErrorCause {

@@ -14,6 +14,7 @@ use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
 use crate::gsi::OutgoingMad;
 use crate::mr::MrEntry;
+use crate::mr::window::Window;
 use crate::neigh::Neighbour;
 use crate::post_mortem::BreakRecord;
 use crate::qp::Qp;
@@ -149,6 +150,20 @@ pub enum Command {
     },
     /// Sends a management datagram from QP1. Shard 0 only.
     SendMad(Box<OutgoingMad>),
+    /// Keeps windows from being bound to a region, or allows it again.
+    HoldMr {
+        /// Its key.
+        key: u32,
+        /// Keeps.
+        held: bool,
+    },
+    /// Adds a window, not bound.
+    AddMw(Window),
+    /// Removes a window, bound or not.
+    RemoveMw {
+        /// Any key of it.
+        key: u32,
+    },
     /// Takes what QPs that broke by themselves have left.
     TakeBreaks,
     /// A port is another now: what the shard knows of it is replaced, and goes back in the answer.
@@ -188,6 +203,8 @@ pub enum Answer {
     QpAttr(Box<QpAttr>),
     /// A QP in full (`pid` and the like are the control side's).
     QpDetail(Box<QpDetail>),
+    /// So many windows are bound to the region.
+    Windows(u32),
     /// The region that was removed.
     Mr(Box<MrEntry>),
     /// What is known of a neighbour ([`Answer::Missing`] if there is no room for it).

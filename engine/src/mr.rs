@@ -1,15 +1,32 @@
-//! Memory regions as one shard sees them: keys, rights, ranges, and bounded access to the memory behind them.
+//! Memory regions and windows as one shard sees them: keys, rights, ranges, and bounded access to the memory behind them.
+//!
+//! A window that is bound is an entry like a region's, with remote rights only; one of type 2 has a QP where others have a
+//! protection domain. So the data path looks both up by the same few comparisons.
+
+pub(crate) mod window;
 
 use std::sync::Arc;
 
 use shm::attr::AccessFlags;
 use shm::mapping::{Mapping, OutOfBounds};
+use wire::Qpn;
+
+use window::{Bound, Place, Slot};
+
+/// Low bits of a key that say nothing of the slot. IBTA 10.6.3.
+const KEY_TAG_BITS: u32 = 8;
 
 /// What a peer may do; what invalidating a key takes away.
 const REMOTE_RIGHTS: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
-/// A memory region.
+/// The right to use a key in SGEs: every region gives it, no window does. No bit of the verbs.
+const LOCAL_USE: AccessFlags = AccessFlags(1 << 31);
+
+/// Set while a region is about to be deregistered: no window may be bound to it. No bit of the verbs.
+const HELD: AccessFlags = AccessFlags(1 << 30);
+
+/// A memory region, or a window that is bound.
 #[derive(Clone, Debug)]
 pub struct MrEntry {
     /// L_Key and R_Key: a random 32-bit value, never 0.
@@ -26,6 +43,10 @@ pub struct MrEntry {
     pub mapping: Arc<Mapping>,
     /// Where in `mapping` it begins, bytes.
     pub offset: u64,
+    /// Windows bound to it here.
+    pub windows: u32,
+    /// If it is a window: which.
+    pub window: Option<Bound>,
 }
 
 impl MrEntry {
@@ -102,7 +123,9 @@ impl MrSlice<'_> {
 /// load and one comparison of the whole key.
 #[derive(Debug)]
 pub(crate) struct MrTable {
-    slots: Box<[Option<MrEntry>]>,
+    slots: Box<[Slot]>,
+    /// Slots of windows, bound or not.
+    windows: Vec<usize>,
 }
 
 impl MrTable {
@@ -110,28 +133,29 @@ impl MrTable {
     /// made than that is for the control side to see to.
     pub(crate) fn new(max_regions: u32) -> Self {
         let slots = (max_regions.max(1) as usize * 2).next_power_of_two();
-        Self { slots: std::iter::repeat_with(|| None).take(slots).collect() }
+        Self { slots: std::iter::repeat_with(|| Slot(Place::Free)).take(slots).collect(), windows: Vec::new() }
     }
 
     #[inline]
     fn slot_of(&self, key: u32) -> usize {
-        // The number of slots is a power of two.
-        key as usize & (self.slots.len() - 1)
+        // The number of slots is a power of two. The lower 8 bits are a tag, which changes when a window is bound.
+        (key >> KEY_TAG_BITS) as usize & (self.slots.len() - 1)
     }
 
     /// Whether a region can have this key: it is not 0, and its slot is free.
     pub(crate) fn has_room_for(&self, key: u32) -> bool {
-        key != 0 && self.slots[self.slot_of(key)].is_none()
+        key != 0 && matches!(self.slots[self.slot_of(key)].0, Place::Free)
     }
 
     /// Takes a region. Returns false, and drops it, if its key is 0 or its slot is in use, or if its range overflows or
     /// reaches beyond its mapping.
     #[must_use = "a region that does not fit is dropped"]
-    pub(crate) fn insert(&mut self, entry: MrEntry) -> bool {
+    pub(crate) fn insert(&mut self, mut entry: MrEntry) -> bool {
+        entry.access = entry.access | LOCAL_USE;
         let fits = self.has_room_for(entry.key) && entry.is_sound();
         if fits {
             let slot = self.slot_of(entry.key);
-            self.slots[slot] = Some(entry);
+            self.slots[slot].0 = Place::Entry(entry);
         }
         fits
     }
@@ -139,13 +163,23 @@ impl MrTable {
     /// Gives a region back; `None` if no region has this key.
     pub(crate) fn remove(&mut self, key: u32) -> Option<MrEntry> {
         let slot = self.slot_of(key);
-        self.slots[slot].take_if(|entry| entry.key == key)
+        match &self.slots[slot].0 {
+            Place::Entry(entry) if entry.key == key && entry.window.is_none() => {}
+            _ => return None,
+        }
+        match std::mem::replace(&mut self.slots[slot].0, Place::Free) {
+            Place::Entry(entry) => Some(entry),
+            Place::Free | Place::Unbound(_) => None,
+        }
     }
 
     /// The region with this key.
     #[inline]
     pub(crate) fn get(&self, key: u32) -> Option<&MrEntry> {
-        self.slots[self.slot_of(key)].as_ref().filter(|entry| entry.key == key)
+        match &self.slots[self.slot_of(key)].0 {
+            Place::Entry(entry) if entry.key == key => Some(entry),
+            _ => None,
+        }
     }
 
     /// Checks an access of `length` bytes from `addr` on against the region `key`, and grants it.
@@ -169,34 +203,43 @@ impl MrTable {
         if entry.pd != pd {
             return Err(MrFault::WrongPd);
         }
-        if !entry.access.contains(needed) {
-            return Err(MrFault::NoRight);
-        }
-        let start = addr.checked_sub(entry.addr).ok_or(MrFault::OutOfRange)?;
-        match entry.length.checked_sub(start) {
-            // `offset + start` stays within the mapping, as `insert` checked.
-            Some(rest) if u64::from(length) <= rest => {
-                Ok(MrSlice { mapping: &entry.mapping, offset: entry.offset + start, length })
-            }
-            _ => Err(MrFault::OutOfRange),
-        }
+        grant(entry, addr, length, needed | LOCAL_USE)
     }
 
-    /// Takes all remote rights from a region, as a SEND with invalidate asks. Returns false if `key` is no R_Key of that
-    /// protection domain: no such region, or one without remote rights.
+    /// The same for an access of the peer of QP `qpn`: windows count as well.
     ///
-    /// The region's copies in other shards are the caller's matter.
-    #[must_use = "a key that can't be invalidated is the peer's error"]
-    pub(crate) fn revoke_remote(&mut self, key: u32, pd: u32) -> bool {
-        let slot = self.slot_of(key);
-        let entry = self.slots[slot].as_mut().filter(|entry| entry.key == key && entry.pd == pd);
-        match entry {
-            Some(entry) if entry.access.intersects(REMOTE_RIGHTS) => {
-                entry.access = entry.access.without(REMOTE_RIGHTS);
-                true
-            }
-            _ => false,
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    #[inline]
+    pub(crate) fn resolve_remote(
+        &self,
+        key: u32,
+        (pd, qpn): (u32, Qpn),
+        addr: u64,
+        length: u32,
+        needed: AccessFlags,
+    ) -> Result<MrSlice<'_>, MrFault> {
+        let entry = self.get(key).ok_or(MrFault::UnknownKey)?;
+        if entry.pd != pd && entry.pd != window::scope_of(qpn) {
+            return Err(MrFault::WrongPd);
         }
+        grant(entry, addr, length, needed)
+    }
+}
+
+/// Checks rights and range.
+#[inline]
+fn grant(entry: &MrEntry, addr: u64, length: u32, needed: AccessFlags) -> Result<MrSlice<'_>, MrFault> {
+    if !entry.access.contains(needed) {
+        return Err(MrFault::NoRight);
+    }
+    let start = addr.checked_sub(entry.addr).ok_or(MrFault::OutOfRange)?;
+    match entry.length.checked_sub(start) {
+        // `offset + start` stays within the mapping, as `insert` or `bind` checked.
+        Some(rest) if u64::from(length) <= rest => {
+            Ok(MrSlice { mapping: &entry.mapping, offset: entry.offset + start, length })
+        }
+        _ => Err(MrFault::OutOfRange),
     }
 }
 
@@ -208,6 +251,7 @@ mod tests {
     use super::*;
 
     const PAGE: u64 = 4096;
+    const QP: Qpn = Qpn::new(17);
 
     fn mapping() -> Arc<Mapping> {
         Arc::new(Mapping::create(c"mr-test", PAGE, PageSize::Base).expect("a page of memory"))
@@ -215,7 +259,18 @@ mod tests {
 
     fn entry(key: u32, mapping: &Arc<Mapping>) -> MrEntry {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
-        MrEntry { key, pd: 7, access, addr: 0x1000, length: 100, mapping: Arc::clone(mapping), offset: 64 }
+        MrEntry {
+            key,
+            pd: 7,
+            access,
+            addr: 0x1000,
+            length: 100,
+            mapping: Arc::clone(mapping),
+            offset: 64,
+            windows: 0,
+
+            window: None,
+        }
     }
 
     fn table_with(entry: MrEntry) -> MrTable {
@@ -269,8 +324,8 @@ mod tests {
         let fault = |key, pd, addr, length, needed| table.resolve(key, pd, addr, length, needed).unwrap_err();
         let write = AccessFlags::REMOTE_WRITE;
         assert_eq!(fault(0, 7, 0x1000, 1, AccessFlags::NONE), MrFault::UnknownKey);
-        // Same slot, other key.
-        assert_eq!(fault(9 + 8, 1, 0, 1, write), MrFault::UnknownKey);
+        // Same slot, other tag.
+        assert_eq!(fault(9 + 1, 1, 0, 1, write), MrFault::UnknownKey);
         assert_eq!(fault(9, 1, 0, 1, write), MrFault::WrongPd);
         assert_eq!(fault(9, 7, 0, 1, write), MrFault::NoRight);
         assert_eq!(fault(9, 7, 0x0fff, 1, AccessFlags::REMOTE_READ), MrFault::OutOfRange);
@@ -296,13 +351,13 @@ mod tests {
     #[test]
     fn revoked_region_keeps_its_local_rights() {
         let mut table = table_with(entry(9, &mapping()));
-        assert!(!table.revoke_remote(9, 6));
-        assert!(!table.revoke_remote(1, 7));
+        assert!(!table.invalidate(9, 6, QP));
+        assert!(!table.invalidate(1, 7, QP));
         assert!(table.resolve(9, 7, 0x1000, 1, AccessFlags::REMOTE_READ).is_ok());
-        assert!(table.revoke_remote(9, 7));
+        assert!(table.invalidate(9, 7, QP));
         assert_eq!(table.resolve(9, 7, 0x1000, 1, AccessFlags::REMOTE_READ).unwrap_err(), MrFault::NoRight);
         assert!(table.resolve(9, 7, 0x1000, 1, AccessFlags::LOCAL_WRITE).is_ok());
-        assert!(!table.revoke_remote(9, 7), "it is no R_Key any more");
+        assert!(!table.invalidate(9, 7, QP), "it is no R_Key any more");
     }
 
     #[derive(Clone, Debug)]
@@ -315,7 +370,7 @@ mod tests {
 
     /// Few keys, of which several share a slot of the eight.
     fn key() -> impl Strategy<Value = u32> {
-        (0..3_u32, 0..4_u32).prop_map(|(tag, slot)| tag << 8 | slot)
+        (0..3_u32, 0..4_u32, 0..2_u32).prop_map(|(tag, slot, lap)| (slot + 8 * lap) << 8 | tag)
     }
 
     /// Addresses close to both ends of the regions, and of the address space.
@@ -360,8 +415,8 @@ mod tests {
                 match step {
                     Step::Insert { key, pd, access, addr, length } => {
                         let access = AccessFlags(access);
-                        let entry = MrEntry { key, pd, access, addr, length, mapping: Arc::clone(&memory), offset: 64 };
-                        let room = key != 0 && list.iter().all(|other| other.key % 8 != key % 8);
+                        let entry = MrEntry { key, pd, access: access | LOCAL_USE, addr, length, ..entry(9, &memory) };
+                        let room = key != 0 && list.iter().all(|other| other.key >> 8 & 7 != key >> 8 & 7);
                         prop_assert_eq!(table.has_room_for(key), room);
                         let sound = length <= PAGE - 64 && u128::from(addr) + u128::from(length) < 1 << 64;
                         prop_assert_eq!(table.insert(entry.clone()), room && sound);
@@ -376,9 +431,9 @@ mod tests {
                     }
                     Step::Revoke(key, pd) => {
                         let entry = list.iter_mut().find(|e| e.key == key && e.pd == pd && e.access.0 & 14 != 0);
-                        prop_assert_eq!(table.revoke_remote(key, pd), entry.is_some());
+                        prop_assert_eq!(table.invalidate(key, pd, QP), entry.is_some());
                         if let Some(entry) = entry {
-                            entry.access.0 &= 1;
+                            entry.access = entry.access.without(REMOTE_RIGHTS);
                         }
                     }
                     Step::Resolve { key, pd, addr, length, needed } => {

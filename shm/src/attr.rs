@@ -148,6 +148,12 @@ coded_enum! {
 }
 
 impl WrOpcode {
+    /// True for what never leaves the engine: binding a window, invalidating a key.
+    #[inline]
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::LocalInv | Self::BindMw)
+    }
+
     /// True if it names an address of the peer: WRITEs, READs and atomics.
     pub const fn has_remote_addr(self) -> bool {
         matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImm) || self.is_read_or_atomic()
@@ -157,6 +163,16 @@ impl WrOpcode {
     #[inline]
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::RdmaRead | Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
+    }
+}
+
+coded_enum! {
+    /// Kind of a memory window (`ibv_mw_type`). IBTA 10.6.7.
+    MwType {
+        /// Bound for the whole protection domain.
+        Type1 = 1, "TYPE_1";
+        /// Bound for one QP (IBTA's type 2B), with a key of the application's choice.
+        Type2 = 2, "TYPE_2";
     }
 }
 

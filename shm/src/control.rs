@@ -11,7 +11,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr,
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr,
 };
 use crate::layout::QueueShape;
 use crate::segment::BlockAddress;
@@ -85,10 +85,22 @@ pub enum Request {
         /// Rights.
         access: AccessFlags,
     },
-    /// Deregisters. Once answered, no engine touches the memory any more.
+    /// Deregisters. Once answered, no engine touches the memory any more. `EBUSY` while memory windows are bound to it.
     DeregMr {
         /// The region's key.
         lkey: u32,
+    },
+    /// A memory window, not bound: [`Reply::Mw`]. BIND_MW work requests bind it.
+    AllocMw {
+        /// Protection domain.
+        pd: u32,
+        /// Kind.
+        mw_type: MwType,
+    },
+    /// Frees a memory window, bound or not.
+    DeallocMw {
+        /// The window.
+        mw: u32,
     },
     /// A completion channel: [`Reply::Handle`]. Its two ends ride along, the one to read ([`crate::wake::Notifications`]) first.
     CreateChannel,
@@ -267,6 +279,13 @@ pub enum Reply {
         /// Key for SGEs; also what `DeregMr` takes.
         lkey: u32,
         /// Key for peers.
+        rkey: u32,
+    },
+    /// A new memory window.
+    Mw {
+        /// Its handle.
+        mw: u32,
+        /// Its key, of which a bind changes the lower 8 bits.
         rkey: u32,
     },
     /// A new CQ.

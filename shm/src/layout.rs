@@ -30,6 +30,11 @@
 //! Indices count from 0 and wrap at 2^32; a slot is `index & (depth - 1)`, depths are powers of two. A CQE at index `i` is
 //! there when its `sequence` is `i + 1`: the word turns on every pass, so no producer index is shared. For UD, `rkey` is the
 //! remote QPN, `remote_addr` the remote Q_Key and `compare_add` the address handle.
+//!
+//! BIND_MW: `rkey` is any key of the window (its upper 24 bits say which), `imm` the key that it gets (the lower 8 bits are
+//! new), `remote_addr` and `compare_add` the first address and the length in bytes of what it opens in the region whose key is
+//! the upper half of `swap`; the lower half are the rights, raw [`crate::attr::AccessFlags`]. LOCAL_INV: `imm` is the key.
+//! Neither has SGEs or inline data.
 
 /// Offset of the producer index (client) in every queue block; for a QP that of its send queue.
 pub const PRODUCER: u64 = 0;

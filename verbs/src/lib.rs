@@ -66,6 +66,7 @@ mod error;
 mod events;
 pub mod exchange;
 mod memory;
+mod mw;
 mod pd;
 mod qp;
 mod rings;
@@ -82,13 +83,14 @@ pub use context::{Context, DEFAULT_SOCKET};
 pub use cq::{CompletionQueue, CqInit};
 pub use error::{BatchError, PostError, VerbsError};
 pub use memory::{MemoryPool, MemoryRegion};
+pub use mw::{MemoryWindow, MwBind, inc_rkey};
 pub use pd::ProtectionDomain;
 pub use qp::{QpInit, QueuePair, SendBatch};
 pub use srq::SharedReceiveQueue;
 pub use wr::{RecvWr, SendWr, WorkCompletion};
 
 pub use shm::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
     SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
 pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};

@@ -4,7 +4,7 @@ use shm::layout::{Cqe, SendWqe, Sge};
 use shm::ring::Body;
 use wire::Qpn;
 
-use crate::{AddressHandle, PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::{AddressHandle, MemoryWindow, MwBind, PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 
 /// The data of a send work request, borrowed until it is posted.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +86,24 @@ impl<'a> SendWr<'a> {
     pub fn atomic_faa(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, add: u64) -> Self {
         let mut wr = Self::new(WrOpcode::AtomicFetchAndAdd, wr_id, sges).remote(remote_addr, rkey);
         wr.wqe.compare_add = add;
+        wr
+    }
+
+    /// Binds a memory window: its key becomes `rkey` ([`MemoryWindow::next_rkey`]), which opens to the peer what `bind` says.
+    /// Executed in the order of posting, before what is posted after it is sent; completes with `MW_BIND_ERR` if it can't be.
+    pub fn bind_mw(wr_id: u64, window: &MemoryWindow, rkey: u32, bind: &MwBind) -> Self {
+        let mut wr = Self::new(WrOpcode::BindMw, wr_id, &[]).remote(bind.addr, window.rkey());
+        wr.wqe.imm = rkey;
+        wr.wqe.compare_add = bind.length;
+        wr.wqe.swap = u64::from(bind.lkey) << 32 | u64::from(bind.access.0);
+        wr
+    }
+
+    /// Invalidates a local key: a window of type 2 that is bound for this QP is unbound, a region loses its remote rights. Use
+    /// [`SendWr::fence`] if READs or atomics before it need the key.
+    pub fn local_inv(wr_id: u64, rkey: u32) -> Self {
+        let mut wr = Self::new(WrOpcode::LocalInv, wr_id, &[]);
+        wr.wqe.imm = rkey;
         wr
     }
 
@@ -187,7 +205,9 @@ impl<'a> SendWr<'a> {
 
     fn check_inline(&self) -> Result<(), PostError> {
         match WrOpcode::from_code(self.wqe.opcode) {
-            Some(opcode) if opcode.is_read_or_atomic() => Err(PostError::InlineNotAllowed { opcode }),
+            Some(opcode) if opcode.is_read_or_atomic() || opcode.is_local() => {
+                Err(PostError::InlineNotAllowed { opcode })
+            }
             _ => Ok(()),
         }
     }

@@ -96,7 +96,7 @@ number_table! {
         max_cq: 1..=1_048_576,
         max_cqe: 1..=4_194_304,
         max_srq: 1..=1_048_576,
-        max_mr: 1..=16_777_216,
+        max_mr: 1..=8_388_608,
         max_pd: 1..=1_048_576,
         max_channel: 1..=65_536,
         max_memory: 1..=65_536,

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use shm::attr::AccessFlags;
+use shm::attr::{AccessFlags, MwType};
 use shm::control::Reply;
 
-use super::session::{MrBook, Session};
+use super::session::{MrBook, MwBook, Session};
 use super::{Control, Refusal, errno, refuse};
-use crate::command::{Command, Shards};
+use crate::command::{Answer, Command, Shards};
 use crate::mr::MrEntry;
+use crate::mr::window::Window;
 
 /// A part of attached memory, and the address under which it is to be known.
 pub(super) struct Range {
@@ -24,7 +25,9 @@ const KEY_DRAWS: u32 = 64;
 impl Control {
     pub(super) fn alloc_pd(&mut self, session: &mut Session) -> Result<Reply, Refusal> {
         let reply = session.add_pd(self.next_pd)?;
-        self.next_pd = self.next_pd.wrapping_add(1).max(1);
+        // The upper half is for windows of one QP.
+        self.next_pd = (self.next_pd + 1) & (u32::MAX >> 1);
+        self.next_pd = self.next_pd.max(1);
         Ok(reply)
     }
 
@@ -39,7 +42,7 @@ impl Control {
         let pd_number = session.pd(pd)?;
         check_access(access)?;
         let Range { memory, offset, addr, length } = range;
-        let Some(attached) = session.memories.get_mut(&memory) else {
+        let Some(attached) = session.memories.get(&memory) else {
             return refuse(errno::EINVAL, format!("memory {memory} does not exist"));
         };
         let bytes = attached.mapping.bytes();
@@ -55,40 +58,43 @@ impl Control {
                 format!("only the first {populated} bytes of memory {memory} are faulted in: PopulateMemory does more");
             return refuse(errno::EINVAL, message);
         }
-        let (own, max) = (session.mrs.len(), self.config.limits.max_mr);
-        self.check_share(session, "regions", max, |s| s.mrs.len())?;
-        let Some(attached) = session.memories.get_mut(&memory) else { unreachable!("it was there above") };
-        let key = self.draw_key(own)?;
+        let mapping = Arc::clone(&attached.mapping);
+        let key = self.draw_key(session)?;
         let entry = MrEntry {
             key,
             pd: pd_number,
             access,
             addr: if access.contains(AccessFlags::ZERO_BASED) { 0 } else { addr },
             length,
-            mapping: Arc::clone(&attached.mapping),
+            mapping,
             offset,
+            windows: 0,
+            window: None,
         };
         let fits = self.mrs.insert(entry.clone());
         assert!(fits, "the key was drawn for a free slot");
         let added = self.command_all(shards, || Command::AddMr(Box::new(entry.clone())));
         assert!(added, "the shards' tables have room where the master copy has");
-        attached.users += 1;
+        if let Some(attached) = session.memories.get_mut(&memory) {
+            attached.users += 1;
+        }
         session.use_pd(pd, true);
         session.mrs.insert(key, MrBook { pd, memory });
         Ok(Reply::Mr { lkey: key, rkey: key })
     }
 
-    /// A key for a region of the session whose books are outside `self` at this time and hold `own` regions.
-    fn draw_key(&mut self, own: usize) -> Result<u32, Refusal> {
+    /// A key for a region or window of the session whose books are outside `self` at this time.
+    fn draw_key(&mut self, own: &Session) -> Result<u32, Refusal> {
         let max = self.config.limits.max_mr;
-        let others = self.sessions.values().map(|s| s.mrs.len() as u64).sum::<u64>();
-        let in_use = others + own as u64;
+        let held = |s: &Session| s.mrs.len() + s.mws.len();
+        self.check_share(own, "regions and windows", max, held)?;
+        let in_use = (self.sessions.values().map(held).sum::<usize>() + held(own)) as u64;
         if in_use >= u64::from(max) {
-            return refuse(errno::ENOMEM, format!("the limit of {max} regions is reached"));
+            return refuse(errno::ENOMEM, format!("the limit of {max} regions and windows is reached"));
         }
         for _ in 0..KEY_DRAWS {
             let key = ((self.entropy)() >> 32) as u32;
-            if key != 0 && self.mrs.has_room_for(key) {
+            if key >> 8 != 0 && self.mrs.has_room_for(key) {
                 return Ok(key);
             }
         }
@@ -101,9 +107,11 @@ impl Control {
         session: &mut Session,
         key: u32,
     ) -> Result<Reply, Refusal> {
-        let Some(book) = session.mrs.remove(&key) else {
+        if !session.mrs.contains_key(&key) {
             return refuse(errno::EINVAL, format!("region {key:#x} does not exist"));
-        };
+        }
+        self.check_no_windows(shards, session, key)?;
+        let Some(book) = session.mrs.remove(&key) else { unreachable!("it was there") };
         self.drop_mr(shards, key);
         session.use_pd(book.pd, false);
         if let Some(memory) = session.memories.get_mut(&book.memory) {
@@ -112,11 +120,84 @@ impl Control {
         Ok(Reply::Done)
     }
 
+    /// No window may be bound to a region that goes. While that is looked at, none can be.
+    fn check_no_windows<S: Shards>(&self, shards: &mut S, session: &Session, key: u32) -> Result<(), Refusal> {
+        if session.mws.is_empty() {
+            return Ok(());
+        }
+        let mut bound = 0;
+        for shard in 0..self.config.shard_count {
+            if let Answer::Windows(windows) = shards.command(shard, Command::HoldMr { key, held: true }) {
+                bound += windows;
+            }
+        }
+        if bound == 0 {
+            return Ok(());
+        }
+        self.command_all(shards, || Command::HoldMr { key, held: false });
+        let message = format!("region {key:#x} has {bound} memory windows bound to it: invalidate or free them first");
+        refuse(errno::EBUSY, message)
+    }
+
+    pub(super) fn alloc_mw<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        pd: u32,
+        kind: MwType,
+    ) -> Result<Reply, Refusal> {
+        let pd_number = session.pd(pd)?;
+        let spread = session.doorbells.iter().flatten().count();
+        if kind == MwType::Type1 && spread > 1 {
+            return refuse(
+                errno::EOPNOTSUPP,
+                format!("QPs of this session are on {spread} lcores: a window of type 1 is bound on one, use type 2"),
+            );
+        }
+        let key = self.draw_key(session)?;
+        let window = Window { key, kind, pd: pd_number, region: 0 };
+        let fits = self.mrs.insert_window(window);
+        assert!(fits, "the key was drawn for a free slot");
+        let added = self.command_all(shards, || Command::AddMw(window));
+        assert!(added, "the shards' tables have room where the master copy has");
+        session.use_pd(pd, true);
+        let mw = mw_handle(key);
+        session.mws.insert(mw, MwBook { pd, kind });
+        Ok(Reply::Mw { mw, rkey: key })
+    }
+
+    pub(super) fn dealloc_mw<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        mw: u32,
+    ) -> Result<Reply, Refusal> {
+        let Some(book) = session.mws.remove(&mw) else {
+            return refuse(errno::EINVAL, format!("memory window {mw:#x} does not exist"));
+        };
+        self.drop_mw(shards, mw);
+        session.use_pd(book.pd, false);
+        Ok(Reply::Done)
+    }
+
+    /// Takes a window from every shard.
+    pub(super) fn drop_mw<S: Shards>(&mut self, shards: &mut S, mw: u32) {
+        // Any tag will do.
+        let key = mw << 8;
+        self.mrs.remove_window(key);
+        self.command_all(shards, || Command::RemoveMw { key });
+    }
+
     /// Takes a region from every shard; once this returns, none of them touches its memory.
     pub(super) fn drop_mr<S: Shards>(&mut self, shards: &mut S, key: u32) {
         self.mrs.remove(key);
         self.command_all(shards, || Command::RemoveMr { key });
     }
+}
+
+/// A window's handle: the part of its key that binds leave alone.
+const fn mw_handle(key: u32) -> u32 {
+    key >> 8
 }
 
 /// IBTA 10.6.3.3: a peer may write only where the owner may.

@@ -221,6 +221,9 @@ impl Control {
             shards.command(cq.shard, Command::RemoveCq { index: cq.index });
             self.shards[usize::from(cq.shard)].cqs.release(cq.index);
         }
+        for (handle, _) in std::mem::take(&mut session.mws) {
+            self.drop_mw(shards, handle);
+        }
         for (key, _) in std::mem::take(&mut session.mrs) {
             self.drop_mr(shards, key);
         }
@@ -281,6 +284,8 @@ impl Control {
                 let range = memory::Range { memory, offset, addr, length };
                 self.reg_mr(shards, session, pd, range, access)?
             }
+            Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
+            Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
             Request::DeregMr { lkey } => self.dereg_mr(shards, session, lkey)?,
             Request::CreateChannel => return session.create_channel(),
             Request::DestroyChannel { channel } => session.destroy_channel(channel)?,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use shm::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use shm::attr::{MwType, QpAttr, QpAttrMask, QpCap, QpState, QpType};
 use shm::control::Reply;
 use shm::doorbell::{DOORBELL_BYTES, DOORBELL_COUNT, DoorbellPage};
 use shm::layout::QueueShape;
@@ -169,6 +169,12 @@ impl Control {
     ) -> Result<BlockAddress, Refusal> {
         if let Some(Some(page)) = session.doorbells.get(usize::from(shard)) {
             return Ok(page.address);
+        }
+        let is_second = session.doorbells.iter().any(Option::is_some);
+        if is_second && session.mws.values().any(|mw| mw.kind == MwType::Type1) {
+            let message =
+                "the session has memory windows of type 1, which are bound on one lcore: its QPs must stay there";
+            return refuse(errno::EOPNOTSUPP, message);
         }
         let (block, address) = session.allocate(DOORBELL_BYTES)?;
         let Some(doorbells) = DoorbellPage::new(&block) else {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use shm::attr::QpType;
+use shm::attr::{MwType, QpType};
 use shm::control::{POPULATE_BYTES_MAX, Reply};
 use shm::mapping::{MapError, Mapping};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
@@ -43,6 +43,12 @@ fn refuse_mapping<T>(error: MapError) -> Result<T, Refusal> {
 pub(super) struct MrBook {
     pub(super) pd: u32,
     pub(super) memory: u32,
+}
+
+/// A memory window. Its handle are the upper 24 bits of its key, which binds leave alone.
+pub(super) struct MwBook {
+    pub(super) pd: u32,
+    pub(super) kind: MwType,
 }
 
 /// A completion channel.
@@ -108,6 +114,8 @@ pub(super) struct Session {
     pub(super) mrs: BTreeMap<u32, MrBook>,
     /// Protection domains of address handles, by key.
     pub(super) ahs: BTreeMap<u32, u32>,
+    /// Memory windows by handle.
+    pub(super) mws: BTreeMap<u32, MwBook>,
     channels: BTreeMap<u32, Channel>,
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
@@ -138,6 +146,7 @@ impl Session {
             memories: BTreeMap::new(),
             mrs: BTreeMap::new(),
             ahs: BTreeMap::new(),
+            mws: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),

@@ -90,7 +90,7 @@ impl Qp {
         let fault = if length == 0 && env.mrs.get(rkey).is_none() {
             Some(MrFault::UnknownKey)
         } else {
-            env.mrs.resolve(rkey, self.pd, addr, length, needed).err()
+            env.mrs.resolve_remote(rkey, (self.pd, self.qpn), addr, length, needed).err()
         };
         self.body.cold.refused = Some(RefusedFacts { operation, addr, length, rkey, fault });
     }

@@ -113,6 +113,9 @@ impl Qp {
         if retired > 0 {
             self.body.sq.retire(retired);
         }
+        if self.req.locals > 0 {
+            self.finish_locals(env);
+        }
         reached
     }
 
@@ -135,6 +138,9 @@ impl Qp {
     pub(super) fn finish_oldest(&mut self, env: &mut Env, slot: &SendSlot) {
         let ahead = self.req.nxt_slot != self.req.una_slot;
         self.req.una_slot = self.req.una_slot.wrapping_add(1);
+        if slot.packets == 0 {
+            self.pass_local(ahead);
+        }
         if slot.opcode.is_read_or_atomic() && ahead {
             self.req.rd_outstanding = self.req.rd_outstanding.saturating_sub(1);
         }
@@ -166,6 +172,9 @@ impl Qp {
         } else if req.deadline == Time::NEVER && req.timeout_ns > 0 && req.rnr_until == Time::NEVER {
             req.deadline = env.now.add_ns(req.timeout_ns);
             self.arm_timer(env);
+        }
+        if self.req.locals > 0 {
+            self.finish_locals(env);
         }
         // Work that was held back is fetched already; what comes later rings its doorbell.
         if self.req.nxt_slot != self.req.fetched {

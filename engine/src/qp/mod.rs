@@ -5,7 +5,7 @@
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
-//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `flush` empties the queues of a QP in ERR, `modify` is the control
+//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local` binds windows and invalidates keys, `flush` empties the queues of a QP in ERR, `modify` is the control
 //! side, `state` the table of legal transitions.
 
 mod capture;
@@ -13,6 +13,7 @@ mod completer;
 mod datagram;
 mod detail;
 mod flush;
+mod local;
 mod modify;
 mod requester;
 mod responder;
@@ -98,6 +99,8 @@ pub(crate) struct Requester {
     retry_left: u8,
     rnr_retry: u8,
     rnr_left: u8,
+    /// Local operations that are executed and wait for what is before them to complete.
+    locals: u32,
     /// The gap at `una_psn` was answered by going back already.
     gap_seen: bool,
     /// The path's neighbour is not known yet.
@@ -188,6 +191,8 @@ pub(crate) struct Cold {
     heard: Time,
     rtt: RttMeter,
     retries: RetryMeter,
+    /// Windows of type 2 may be bound for it.
+    has_windows: bool,
     /// It broke by itself at any time: a reset leaves this as it is.
     has_broken: bool,
     failed_request: Option<FailedRequest>,
@@ -265,6 +270,7 @@ impl Qp {
                 heard: Time::NEVER,
                 rtt: RttMeter::NEW,
                 retries: RetryMeter::NEW,
+                has_windows: false,
                 has_broken: false,
                 failed_request: None,
                 refused: None,
@@ -349,6 +355,7 @@ impl Requester {
             retry_left: 0,
             rnr_retry: 0,
             rnr_left: 0,
+            locals: 0,
             gap_seen: false,
             unresolved: false,
             timeout_ns: 0,

@@ -142,6 +142,9 @@ impl Qp {
     pub(crate) fn reset(&mut self, env: &mut Env) {
         self.release_path(env);
         self.state = QpState::Reset;
+        if std::mem::take(&mut self.body.cold.has_windows) {
+            env.mrs.unbind_all_of(self.qpn);
+        }
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
         self.dest_qpn = Qpn::new(0);

@@ -110,6 +110,9 @@ impl Qp {
         {
             return Step::Idle;
         }
+        if slot.packets == 0 {
+            return self.execute_local(env, slot);
+        }
         if tx.room() == 0 {
             return Step::NoRoom;
         }
@@ -190,7 +193,7 @@ impl Qp {
         match checked {
             Ok(length) => {
                 slot.length = length;
-                slot.packets = packet_count(length, self.mtu.shift());
+                slot.packets = if slot.opcode.is_local() { 0 } else { packet_count(length, self.mtu.shift()) };
             }
             Err(error) => {
                 env.counters.req_local_errors += 1;
@@ -279,11 +282,14 @@ impl Qp {
     }
 
     /// True if a work request follows the one at the cursor and can be sent. One that is in error can't, and waits for what
-    /// is before it to be acknowledged.
+    /// is before it to be acknowledged; so does the completion of a local one.
     #[inline]
     fn goes_on(&mut self, env: &mut Env) -> bool {
         let next = self.req.nxt_slot.wrapping_add(1);
-        (next != self.req.fetched || self.fetch(env)) && self.body.slots[self.slot_index(next)].error.is_none()
+        (next != self.req.fetched || self.fetch(env)) && {
+            let slot = &self.body.slots[self.slot_index(next)];
+            slot.error.is_none() && slot.packets > 0
+        }
     }
 
     /// The send queue is to drain, but what is on its way may not have asked for an acknowledgement: it is sent again, asking.
@@ -474,7 +480,7 @@ const fn opcode_allowed(kind: QpType, opcode: WrOpcode) -> bool {
         WrOpcode::SendWithInv | WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
             matches!(kind, QpType::Rc)
         }
-        WrOpcode::LocalInv | WrOpcode::BindMw => false,
+        WrOpcode::LocalInv | WrOpcode::BindMw => !matches!(kind, QpType::Ud),
     }
 }
 
@@ -498,6 +504,10 @@ fn check_length(
     max_rd_atomic: u8,
 ) -> Result<u32, WqeError> {
     let length_error = WqeError { status: WcStatus::LocLenErr, cause: ErrorCause::BadLength };
+    if opcode.is_local() {
+        let is_bare = sges.is_empty() && inline_bytes.is_none();
+        return if is_bare { Ok(0) } else { Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadWqe }) };
+    }
     if opcode.is_read_or_atomic() {
         if inline_bytes.is_some() {
             return Err(WqeError { status: WcStatus::LocQpOpErr, cause: ErrorCause::BadOpcode });

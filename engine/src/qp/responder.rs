@@ -291,7 +291,7 @@ impl Qp {
         }
         if position.ends()
             && let Some(ieth) = frame.ieth()
-            && !env.invalidate(ieth.rkey.0, self.pd)
+            && !env.mrs.invalidate(ieth.rkey.0, self.pd, self.qpn)
         {
             return Err(ACCESS);
         }
@@ -327,7 +327,13 @@ impl Qp {
             self.resp.received_bytes = 0;
             // The whole range is checked before its first byte is written.
             if reth.dma_len > length {
-                env.mrs.resolve(cursor.rkey, self.pd, cursor.va, cursor.left, AccessFlags::REMOTE_WRITE)?;
+                env.mrs.resolve_remote(
+                    cursor.rkey,
+                    (self.pd, self.qpn),
+                    cursor.va,
+                    cursor.left,
+                    AccessFlags::REMOTE_WRITE,
+                )?;
             }
         }
         // The payload adds up to the RETH's length, no more and no less.
@@ -338,7 +344,13 @@ impl Qp {
             self.take_receive(env)?;
         }
         if length > 0 {
-            let region = env.mrs.resolve(cursor.rkey, self.pd, cursor.va, length, AccessFlags::REMOTE_WRITE)?;
+            let region = env.mrs.resolve_remote(
+                cursor.rkey,
+                (self.pd, self.qpn),
+                cursor.va,
+                length,
+                AccessFlags::REMOTE_WRITE,
+            )?;
             region.write(0, frame.payload()).map_err(|_| ACCESS)?;
         }
         cursor = WriteCursor { va: cursor.va.wrapping_add(u64::from(length)), left: cursor.left - length, ..cursor };
@@ -372,7 +384,13 @@ impl Qp {
             return Err(INVALID);
         }
         if reth.dma_len > 0 {
-            env.mrs.resolve(reth.rkey.0, self.pd, reth.va, reth.dma_len, AccessFlags::REMOTE_READ)?;
+            env.mrs.resolve_remote(
+                reth.rkey.0,
+                (self.pd, self.qpn),
+                reth.va,
+                reth.dma_len,
+                AccessFlags::REMOTE_READ,
+            )?;
         }
         let packets = self.packets_of(reth.dma_len);
         self.resp.msn = self.resp.msn.add(1);
@@ -401,7 +419,8 @@ impl Qp {
         if !request.va.is_multiple_of(8) || !frame.payload().is_empty() {
             return Err(INVALID);
         }
-        let region = env.mrs.resolve(request.rkey.0, self.pd, request.va, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let region =
+            env.mrs.resolve_remote(request.rkey.0, (self.pd, self.qpn), request.va, 8, AccessFlags::REMOTE_ATOMIC)?;
         let swap = frame.info().kind == OpKind::CompareSwap;
         let original = region.update_u64(0, |value| {
             if !swap {
@@ -671,7 +690,8 @@ impl Qp {
                     return crc;
                 }
                 let va = r.va.wrapping_add(u64::from(offset));
-                let region = env.mrs.resolve(r.rkey, self.pd, va, payload_len, AccessFlags::REMOTE_READ);
+                let region =
+                    env.mrs.resolve_remote(r.rkey, (self.pd, self.qpn), va, payload_len, AccessFlags::REMOTE_READ);
                 let copied = region.ok().and_then(|region| region.read_crc(0, payload, crc).ok());
                 found = copied.is_some();
                 copied.unwrap_or(crc)

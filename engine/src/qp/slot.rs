@@ -39,7 +39,7 @@ pub(crate) struct SendSlot {
     pub(crate) length: u32,
     /// PSN of its first packet; valid once started.
     pub(crate) first_psn: Psn,
-    /// PSNs that it takes.
+    /// PSNs that it takes; 0 for what never leaves the engine.
     pub(crate) packets: u32,
     pub(crate) opcode: WrOpcode,
     pub(crate) flags: SendFlags,

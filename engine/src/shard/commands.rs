@@ -77,6 +77,9 @@ impl Shard {
                 Answer::Done
             }
             Command::SendMad(mad) => self.send_mad(&mad),
+            Command::HoldMr { key, held } => self.env.mrs.hold(key, held).map_or(Answer::Missing, Answer::Windows),
+            Command::AddMw(window) => done_or_missing(self.env.mrs.insert_window(window)),
+            Command::RemoveMw { key } => done_or_missing(self.env.mrs.remove_window(key)),
             Command::TakeBreaks => Answer::Breaks(self.env.breaks.take()),
             Command::ChangePort { port, config } => self.change_port(port, config),
             Command::Counters => {

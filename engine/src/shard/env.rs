@@ -113,10 +113,4 @@ impl Env {
             }
         }
     }
-
-    /// SEND with invalidate: takes the remote rights from a region that has any. False if there is no such region.
-    #[cold]
-    pub(crate) fn invalidate(&mut self, rkey: u32, pd: u32) -> bool {
-        self.mrs.revoke_remote(rkey, pd)
-    }
 }

@@ -361,7 +361,7 @@ fn limits_of_a_session_and_of_the_engine_hold() {
     for _ in 0..2 {
         assert!(matches!(pair.ask(0, mr.clone()), Reply::Mr { .. }));
     }
-    refused(&mut pair, mr, ENOMEM, "the limit of 3 regions is reached");
+    refused(&mut pair, mr, ENOMEM, "the limit of 3 regions and windows is reached");
     assert!(matches!(pair.ask(0, Request::AllocPd), Reply::Handle(_)));
     refused(&mut pair, Request::AllocPd, ENOMEM, "the limit of 2 protection domains is reached");
     let qp =

@@ -2,8 +2,9 @@
 //!
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
+//! * [`completions`], [`srq`], [`qp_states`], [`work_requests`], [`windows`]: what an application sees.
+//! * [`post_mortem`]: what an operator sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
-//! * [`completions`], [`srq`], [`qp_states`], [`work_requests`]: what an application sees; [`post_mortem`]: what an operator does.
 //! * [`network`], [`hostile`]: what is none of our business, and what is meant to harm.
 
 #[path = "../support/mod.rs"]
@@ -25,4 +26,5 @@ mod responder;
 mod shares;
 mod srq;
 mod transfer;
+mod windows;
 mod work_requests;

@@ -58,7 +58,7 @@ fn objects_of_all_sessions_of_a_user_count_and_another_user_gets_the_rest() {
         ("user 7 has 4 CQs on an lcore: the limit user_share_percent = 50 grants 4 of 8", &cq),
         ("user 7 has 2 SRQs on an lcore: the limit user_share_percent = 50 grants 2 of 4", &srq),
         ("user 7 has 2 QPs on an lcore: the limit user_share_percent = 50 grants 2 of 4", &qp),
-        ("user 7 has 4 regions: the limit user_share_percent = 50 grants 4 of 8", &mr),
+        ("user 7 has 4 regions and windows: the limit user_share_percent = 50 grants 4 of 8", &mr),
     ];
     for (sentence, make) in kinds {
         assert_eq!(refusal(&mut host, &one, make(&one)), "");

@@ -49,7 +49,7 @@ impl Pair {
 
 #[test]
 fn opcodes_that_rc_does_not_have() {
-    for opcode in [WrOpcode::LocalInv as u8, WrOpcode::BindMw as u8, 10, 255] {
+    for opcode in [10, 11, 255] {
         fails(&format!("opcode {opcode}"), OPCODE, |pair| {
             let wqe = SendWqe { opcode, ..pair.wqe(2, WrOpcode::Send) };
             pair.post(wqe, 8);
