@@ -159,10 +159,9 @@ impl Path {
     /// Its headers, for a post-mortem. The path MTU is its owner's to fill in.
     pub(crate) fn facts(&self, ports: &[PortState]) -> Option<PathFacts> {
         let port = ports.get(usize::from(self.port))?;
-        let dst_mac = match self.hop {
-            Hop::Local => Some(port.config.mac),
-            Hop::Group(mac) => Some(mac),
-            Hop::Neighbour(index) => port.neighbours.mac(index),
+        let dst_mac = match self.next_hop(ports) {
+            NextHop::Known(mac) => Some(mac),
+            NextHop::Asked { .. } | NextHop::Failed => None,
         };
         Some(PathFacts {
             port: self.port,

@@ -83,6 +83,33 @@ fn polling_drives_an_engine_on_the_same_thread() {
 }
 
 #[test]
+fn a_window_s_key_counts_its_tag_and_its_bind_reaches_the_engine_as_built() {
+    let bed = bed(false);
+    let window = bed.pd.alloc_mw(MwType::Type2).unwrap();
+    let first = window.rkey();
+    let keys = [window.next_rkey(), window.next_rkey()];
+    assert_eq!(keys, [first + 1, first & !0xff], "the tag wraps and leaves the rest alone");
+    assert_eq!((window.rkey(), inc_rkey(0xffff_ffff)), (keys[1], 0xffff_ff00));
+    let bind = MwBind { lkey: 5, addr: 0x1000, length: 1 << 33, access: AccessFlags::REMOTE_READ };
+    let wrs = [SendWr::bind_mw(1, &window, keys[1], &bind).signaled(), SendWr::local_inv(2, keys[1]).fence()];
+    bed.qp.post_send_batch(&wrs).unwrap();
+    assert!(matches!(bed.qp.post_send(&wrs[1].inline(b"x")), Err(PostError::InlineNotAllowed { .. })));
+    let mut state = bed.mock.state();
+    let fetcher = &mut state.qps.get_mut(&bed.qp.qpn().value()).unwrap().send;
+    let mut fetch = || fetcher.fetch(&mut [], &mut []).unwrap();
+    let wqe = fetch();
+    assert_eq!((wqe.opcode, wqe.imm, wqe.rkey >> 8), (WrOpcode::BindMw.code(), keys[1], first >> 8));
+    assert_eq!((wqe.remote_addr, wqe.compare_add, wqe.swap), (0x1000, 1 << 33, 5 << 32 | 4));
+    let wqe = fetch();
+    assert_eq!((wqe.opcode, wqe.imm, wqe.flags), (WrOpcode::LocalInv.code(), keys[1], SendFlags::FENCE.0));
+}
+
+#[test]
+fn a_qp_that_did_not_break_has_no_post_mortem() {
+    assert_eq!(bed(false).qp.post_mortem().unwrap(), None);
+}
+
+#[test]
 fn a_work_request_reaches_the_engine_as_built() {
     let bed = bed(false);
     let sges = [Sge { addr: 0x1000, length: 16, lkey: 5 }];

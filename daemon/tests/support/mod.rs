@@ -4,11 +4,12 @@
 
 use std::time::{Duration, Instant};
 
+use ferroce::control::Request;
 use ferroce::exchange::{ConnectionInfo, random_psn};
 use ferroce::{
-    AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, Gid, MemoryPool, MemoryRegion, PageSize,
-    ProtectionDomain, QpCap, QpInit, QpState, Qpn, QueuePair, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus,
-    WorkCompletion, connect_rc, start_datagrams,
+    AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, Gid, MemoryPool, MemoryRegion, MwType,
+    PageSize, ProtectionDomain, QpCap, QpInit, QpState, Qpn, QueuePair, RecvWr, SendWr, VerbsError, WcFlags, WcOpcode,
+    WcStatus, WorkCompletion, connect_rc, start_datagrams,
 };
 
 /// Time without a completion after which a test gives up.
@@ -181,6 +182,33 @@ pub(crate) fn every_operation(a: &Peer, b: &Peer) {
         assert_eq!((a.complete().wr_id, bytes_of(&b.region, 0, length)), (3, sent));
     }
     atomics(a, b);
+    windows(a, b);
+}
+
+/// A part of a region that is closed otherwise, opened to the peer by a window and closed by its SEND.
+fn windows(a: &Peer, b: &Peer) {
+    let rights = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
+    let closed = b.region.pool().register_all(&b.pd, rights).unwrap();
+    let window = b.pd.alloc_mw(MwType::Type2).unwrap();
+    let rkey = window.next_rkey();
+    let bind = window.bind_info(&closed, 8192, 64, AccessFlags::REMOTE_READ).unwrap();
+    b.region.write(8192, b"through the window").unwrap();
+    b.post(SendWr::bind_mw(10, &window, rkey, &bind));
+    assert_eq!((b.complete().opcode, window.rkey()), (WcOpcode::BindMw, rkey));
+    a.post(SendWr::read(11, &[a.region.sge(0, 18).unwrap()], closed.addr() + 8192, rkey));
+    assert_eq!((a.complete().wr_id, bytes_of(&a.region, 0, 18)), (11, b"through the window".to_vec()));
+    let busy = b.context.call(&Request::DeregMr { lkey: closed.lkey() });
+    assert!(matches!(busy, Err(VerbsError::Refused { errno: 16, .. })), "{busy:?}");
+    b.qp.post_recv(&RecvWr::new(12, &[])).unwrap();
+    a.post(SendWr::send(13, &[]).with_invalidate(rkey));
+    assert_eq!((a.complete().wr_id, b.complete().invalidated_rkey()), (13, Some(rkey)));
+    let again = window.next_rkey();
+    b.post(SendWr::bind_mw(14, &window, again, &bind));
+    assert_eq!(b.complete().opcode, WcOpcode::BindMw);
+    b.post(SendWr::local_inv(15, again));
+    assert_eq!(b.complete().opcode, WcOpcode::LocalInv);
+    window.dealloc().unwrap();
+    closed.dereg().unwrap();
 }
 
 fn atomics(a: &Peer, b: &Peer) {

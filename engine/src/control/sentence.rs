@@ -160,6 +160,8 @@ fn request_text(request: &FailedRequest) -> String {
     let bytes = counted(u64::from(length), "byte");
     if opcode.has_remote_addr() {
         format!("the {opcode} of {bytes} at {remote_addr:#x} with R_Key {rkey:#x} (wr_id {wr_id})")
+    } else if opcode.is_local() {
+        format!("the {opcode} of key {rkey:#x} (wr_id {wr_id})")
     } else {
         format!("the {opcode} of {bytes} (wr_id {wr_id})")
     }

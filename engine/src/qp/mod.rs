@@ -5,8 +5,9 @@
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
-//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local` binds windows and invalidates keys, `flush` empties the queues of a QP in ERR, `modify` is the control
-//! side, `state` the table of legal transitions.
+//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
+//! binds windows and invalidates keys, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
+//! of legal transitions, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod capture;
 mod completer;

@@ -332,6 +332,9 @@ fn a_key_that_can_not_be_invalidated_breaks_the_qp_that_asks() {
         let mut w = Windows::new();
         let key = key(&mut w);
         assert_eq!(w.run(local_inv(9, key)), failed(9, WcStatus::MwBindErr, ErrorCause::InvalidateFailed), "{what}");
+        let qpn = w.pair.qps[1].qpn;
+        let Reply::PostMortem(why) = w.pair.ask(1, Request::WhyQp { qpn }) else { panic!() };
+        assert!(why.summary.sentence.ends_with(&format!("in the LOCAL_INV of key {key:#x} (wr_id 9)")), "{what}");
     }
 }
 

@@ -205,6 +205,13 @@ impl State {
                 let key = self.new_handle();
                 just(Reply::Mr { lkey: key, rkey: key + 1000 })
             }
+            Request::AllocMw { .. } => {
+                let mw = self.new_handle();
+                just(Reply::Mw { mw, rkey: mw << 8 | 0xfe })
+            }
+            Request::WhyQp { qpn } => {
+                just(Reply::Refused { errno: 2, message: format!("no QP {qpn:#08x} has broken by itself") })
+            }
             Request::CreateChannel => {
                 let handle = self.new_handle();
                 let (notifier, notifications) = shm::wake::channel().unwrap();
