@@ -8,7 +8,7 @@ use shm::control::{Reply, Request};
 use shm::layout::SendWqe;
 use wire::{Opcode, Qpn};
 
-use crate::peer::failed;
+use crate::peer::{Case, failed};
 use crate::support::{BASE, CAP, Connect, Host, INIT, Pair, RTR, RTS, attributes, connect, modify};
 
 /// Timeout code 14.
@@ -233,24 +233,18 @@ fn a_refused_access_is_named_on_both_sides() {
 
 #[test]
 fn each_fault_of_a_key_has_its_reason() {
-    let reasons: [(fn(&mut Pair) -> u32, &str); 3] = [
-        (|pair| pair.clients[1].key ^ 0x55, "no region has this R_Key"),
-        (
-            |pair| {
-                let pd = pair.pd(1);
-                pair.region(1, pd, 0, 4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
-            },
-            "the region belongs to another protection domain than the QP",
-        ),
-        (
-            |pair| {
-                let pd = pair.clients[1].pd;
-                pair.region(1, pd, 0, 4096, AccessFlags::LOCAL_WRITE)
-            },
-            "the region does not grant the right",
-        ),
+    let reasons: [Case<u32>; 3] = [
+        ("no region has this R_Key", |pair| pair.clients[1].key ^ 0x55),
+        ("the region belongs to another protection domain than the QP", |pair| {
+            let pd = pair.pd(1);
+            pair.region(1, pd, 0, 4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
+        }),
+        ("the region does not grant the right", |pair| {
+            let pd = pair.clients[1].pd;
+            pair.region(1, pd, 0, 4096, AccessFlags::LOCAL_WRITE)
+        }),
     ];
-    for (key, reason) in reasons {
+    for (reason, key) in reasons {
         let mut pair = pair();
         let key = key(&mut pair);
         let write = pair.packet(0, Opcode::RC_WRITE_ONLY, 0).reth(BASE, key, 4).bytes(4);
@@ -311,7 +305,7 @@ fn a_post_mortem_outlives_qp_and_client_and_is_for_its_user_and_root() {
         assert_eq!((summary.uid, summary.pid, summary.client_name.as_str(), summary.destroyed), (1, 1, "test", true));
         assert_eq!(found.peer, Some(peer));
         let Reply::PostMortems(list) = ask(session, Request::ListPostMortems) else { panic!() };
-        assert_eq!(list, [summary.clone()]);
+        assert_eq!(list, std::slice::from_ref(summary));
     }
     let Reply::Refused { errno, message } = ask(other, Request::WhyQp { qpn }) else { panic!() };
     assert_eq!((errno, message), (1, format!("QP {qpn:#08x} was another user's: its user and root may read why")));

@@ -315,7 +315,8 @@ fn local_invalidate_closes_a_window_and_it_can_be_bound_again() {
 
 #[test]
 fn a_key_that_can_not_be_invalidated_breaks_the_qp_that_asks() {
-    let cases: [(&str, fn(&mut Windows) -> u32); 5] = [
+    type KeyOf = fn(&mut Windows) -> u32;
+    let cases: [(&str, KeyOf); 5] = [
         ("unknown", |w| w.region ^ 0x55),
         ("unbound", |w| w.window(MwType::Type2)),
         ("type 1", |w| w.bound(MwType::Type1, READ)),
