@@ -146,13 +146,15 @@ fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<
     Ok(())
 }
 
-/// A datagram may come from anyone, to any of the port's addresses.
+/// A datagram may come from anyone, to any of the port's addresses or to a group.
 #[inline]
 fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> Result<(), Count> {
     if frame.info().kind == OpKind::Cnp {
         return Err(|c| c.rp_cnp_received += 1);
     }
-    if qp.port != port || !(frame.dst_ip().is_multicast() || config.gid_index_of(frame).is_some()) {
+    // One for a group comes here only if the QP is attached to it.
+    let is_group = frame.bth().dest_qpn == MCAST_QPN;
+    if qp.port != port || !(is_group || config.gid_index_of(frame).is_some()) {
         return Err(|c| c.rx_wrong_path += 1);
     }
     if !qp.qkey_matches(frame) {
