@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stages=(fmt lint unit doc nodpdk asan sim fuzz e2e)
+stages=(fmt lint unit doc nodpdk asan sim fuzz e2e interop)
 # By hand: a release build of its own, and minutes under valgrind.
 slow_stages=(perf)
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -24,7 +24,7 @@ fi
 stage_fmt() {
   check rustfmt 60 cargo fmt --all --check -- --color never
   check rustfmt-fuzz 60 cargo fmt --manifest-path fuzz/Cargo.toml --check -- --color never
-  check shellcheck 60 shellcheck -x .ci/* scripts/* tests/e2e/*
+  check shellcheck 60 shellcheck -x .ci/* scripts/* tests/e2e/* tests/interop/guest/init
 }
 
 stage_lint() {
@@ -87,6 +87,17 @@ stage_e2e() {
   done
 }
 
+# The small set of the matrix against Linux's rxe. Not where there is no QEMU to run Linux in.
+stage_interop() {
+  if ! command -v qemu-system-x86_64 >/dev/null; then
+    echo "[interop] not run: qemu-system-x86_64 is missing, \`scripts/setup interop\` installs it"
+    return
+  fi
+  check build 900 cargo build --profile sim --bins --examples --locked \
+    -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce || return
+  tests matrix 400 env FERROCE_BIN_DIR="$target/sim" scripts/interop --fast
+}
+
 # Instructions of the hot paths against their budget.
 stage_perf() {
   check callgrind 1800 scripts/callgrind
@@ -117,7 +128,7 @@ tests() {
   failed=$((failed + ran_bad))
 }
 
-# Sums nextest's summary line and libtest's result lines in a log: "PASSED FAILED".
+# Sums nextest's summary line, libtest's result lines and the last line of scripts/interop in a log: "PASSED FAILED".
 count_tests() {
   local line ok=0 bad=0 pattern
   while read -r line; do
@@ -129,7 +140,7 @@ count_tests() {
         bad=$((bad + BASH_REMATCH[1]))
       fi
     done
-  done < <(grep -E '^ *Summary \[|^test result: ' "$1" || true)
+  done < <(grep -E '^ *Summary \[|^test result: |^[0-9]+ passed, [0-9]+ failed$' "$1" || true)
   echo "$ok $bad"
 }
 
