@@ -1,4 +1,4 @@
-//! `ferroce`: looks into a running daemon through its control socket, and into captures of RoCE traffic.
+//! `ferroce`: looks into a running daemon through its control socket, into captures of RoCE traffic, and tries whether a peer answers.
 //!
 //! One file a command. Exit status: 0 done, 1 the answer is negative, 2 there is no answer ([`outcome::Outcome`]).
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@ mod client;
 mod devinfo;
 mod outcome;
 mod pcap;
+mod pingpong;
 mod qp;
 mod report;
 mod res;
@@ -22,7 +23,7 @@ use clap::{Parser, Subcommand};
 use crate::client::Client;
 use crate::outcome::{CommandError, Outcome};
 
-/// Shows what a Ferroce daemon and its queue pairs are doing, and decodes captures of RoCE traffic.
+/// Shows what a Ferroce daemon and its queue pairs are doing, decodes captures of RoCE traffic, and plays pingpong with a peer.
 #[derive(Parser)]
 #[command(name = "ferroce", version, after_help = AFTER_HELP)]
 struct Cli {
@@ -43,7 +44,7 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Exit status: 0 done; 1 a negative answer (a wrong ICRC, a malformed packet, a refused request); \
+Exit status: 0 done; 1 a negative answer (a wrong ICRC, a malformed packet, a refused request, a message lost or wrong); \
 2 wrong usage, no daemon, unreadable file.";
 
 #[derive(Subcommand)]
@@ -66,6 +67,9 @@ enum Command {
     /// Connects by address and moves pings by READ and WRITE; works with librdmacm's rping on the other side.
     #[command(after_help = "Example: ferroce rping -s -v on one host, then ferroce rping -c -a 10.0.0.1 -C 10 -v -V")]
     Rping(rping::Args),
+    /// Messages to a peer and back, as ibv_rc_pingpong and its kin do it; the peer may be one of them.
+    #[command(after_help = pingpong::AFTER_HELP)]
+    Pingpong(pingpong::Args),
 }
 
 fn main() -> ExitCode {
@@ -97,6 +101,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Res => res::run(&connect()?, cli.json, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
         Command::Rping(args) => rping::run(&cli.socket, args, out),
+        Command::Pingpong(args) => pingpong::run(&cli.socket, args, cli.json, out),
     }
 }
 

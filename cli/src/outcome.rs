@@ -7,6 +7,7 @@ use ferroce::VerbsError;
 
 use crate::client::ClientError;
 use crate::pcap::CaptureError;
+use crate::pingpong::PingpongError;
 
 /// End of a command that could give its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +39,9 @@ pub(crate) enum CommandError {
     /// The capture file.
     #[error(transparent)]
     Capture(#[from] CaptureError),
+    /// The pingpong.
+    #[error(transparent)]
+    Pingpong(#[from] PingpongError),
     /// Standard output.
     #[error("can't write the output: {0}")]
     Output(#[from] io::Error),
@@ -57,6 +61,7 @@ impl CommandError {
             Self::Client(ClientError::Refused { .. }) | Self::Verbs(VerbsError::Refused { .. } | VerbsError::Cm(_)) => {
                 ExitCode::from(1)
             }
+            Self::Pingpong(error) if error.is_negative() => ExitCode::from(1),
             _ => ExitCode::from(2),
         }
     }

@@ -249,7 +249,9 @@ class Capture:
 
     def __init__(self, path):
         self.path = Path(path)
-        command = ["tcpdump", "-i", "port0", "-n", "-U", "--immediate-mode", "-B", "65536", "-s", "0", "-Z", "root", "-w", self.path]
+        # The kernel's ring has a slot of the snapshot's length for each frame: no longer than need be, that there are many.
+        sizes = ["-s", str(INTERFACE_MTU + 100), "-B", "131072"]
+        command = ["tcpdump", "-i", "port0", "-n", "-U", "--immediate-mode", *sizes, "-Z", "root", "-w", self.path]
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
         self.process = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PATH": path})
         said = b""

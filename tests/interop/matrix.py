@@ -7,11 +7,13 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import roce
 import rows
 import rows_faults  # noqa: F401 (registers its rows)
+import rows_pingpong  # noqa: F401 (registers its rows)
 import rows_rc  # noqa: F401 (registers its rows)
 from image import Image, ImageError
 from lab import FERROCE_ADDRESSES, FERROCE_MAC, RXE_ADDRESSES, Lab, LabError, make_network
@@ -110,6 +112,9 @@ class Matrix:
             # Nothing can be said of the next row in a lab that is broken.
             self.close()
             return str(error)
+        except Exception as error:  # The row is wrong itself: that is no reason to keep back the others' verdicts.
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
 
     def run_in(self, lab, row):
         rxe_before, ferroce_before = lab.peer.counters(), lab.daemon.counters()
@@ -196,11 +201,10 @@ def main():
         enter_namespace()
     directory = Path(tempfile.mkdtemp(prefix="ferroce-interop-"))
     try:
-        failed = run_matrix(options, directory)
+        return 1 if run_matrix(options, directory) else 0
+    finally:
         if options.keep:
             shutil.copytree(directory, options.keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("shell", "verbs", "*.sock", "all.pcap"))
-        return 1 if failed else 0
-    finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
