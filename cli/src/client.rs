@@ -10,7 +10,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
 use shm::control::post_mortem::{PostMortem, PostMortemSummary};
-use shm::control::{CallError, Endpoint, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
+use shm::control::{CallError, Endpoint, MrSummary, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 use shm::socket::SocketEndpoint;
 
 /// How long the daemon may take to accept and to answer, seconds. Its control thread answers within milliseconds.
@@ -181,6 +181,27 @@ impl Client {
         match self.call(&Request::ListPostMortems)? {
             Reply::PostMortems(found) => Ok(found),
             _ => Err(ClientError::Unexpected("list post-mortems")),
+        }
+    }
+
+    /// Regions of all sessions, by rising session and number.
+    pub(crate) fn mrs(&self) -> Result<Vec<MrSummary>, ClientError> {
+        let place = |mr: &MrSummary| (mr.session, mr.number);
+        let mut all: Vec<MrSummary> = Vec::new();
+        loop {
+            let after = all.last().map(place);
+            let Reply::Mrs { mrs, more } = self.call(&Request::ListMrs { after })? else {
+                return Err(ClientError::Unexpected("list regions"));
+            };
+            // As for QPs.
+            let goes_on = mrs.first().is_some_and(|first| after.is_none_or(|last| place(first) > last));
+            if more && !goes_on {
+                return Err(ClientError::Unexpected("list regions"));
+            }
+            all.extend(mrs);
+            if !more {
+                return Ok(all);
+            }
         }
     }
 

@@ -58,9 +58,9 @@ enum Command {
     /// Queue pairs of all clients, or one in full.
     #[command(after_help = "Example: ferroce qp 0x000027")]
     Qp(qp::Args),
-    /// Clients and what they hold.
-    #[command(after_help = "Example: ferroce res --json")]
-    Res,
+    /// Clients and what they hold, or the regions of all of them.
+    #[command(after_help = "Example: ferroce res mr")]
+    Res(res::Args),
     /// Decodes a capture (pcap or pcapng, Ethernet) and checks every ICRC.
     #[command(after_help = "Example: tcpdump -i eth0 -w - udp port 4791 | ferroce pcap -")]
     Pcap(pcap::Args),
@@ -98,7 +98,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Devinfo(args) => devinfo::run(&connect()?, args, cli.json, out),
         Command::Stat(args) => stat::run(&connect()?, args, cli.json, out),
         Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
-        Command::Res => res::run(&connect()?, cli.json, out),
+        Command::Res(args) => res::run(&connect()?, args, cli.json, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
         Command::Rping(args) => rping::run(&cli.socket, args, out),
         Command::Pingpong(args) => pingpong::run(&cli.socket, args, cli.json, out),

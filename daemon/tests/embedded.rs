@@ -3,13 +3,15 @@
 mod support;
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::SeqCst;
 
 use daemon::embedded::{
     PolledNode, ThreadedNode, engine_config, polled_pair, ring_pair_ports, start_dpdk, threaded_pair,
 };
 use daemon::{EngineError, IdlePolicy, LcoreSetup};
 use ferroce::control::{Reply, Request};
-use ferroce::{Context, SendWr, WcStatus, WorkCompletion};
+use ferroce::{AccessFlags, Context, OwnRange, SendWr, WcStatus, WorkCompletion};
 use support::{Peer, connect, datagrams, every_operation, unreliable_connection};
 
 /// These tests share the machine's two cores: engines that spin would starve each other.
@@ -137,4 +139,39 @@ fn the_end_of_a_threaded_engine_flushes_what_is_outstanding() {
     }
     assert_eq!((completions[0].wr_id, completions[0].status), (9, WcStatus::WrFlushErr));
     assert!(!a.context.is_alive() && !b.context.is_alive());
+}
+
+#[test]
+fn any_memory_of_the_process_can_be_registered() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let setup = adaptive(1);
+    let [a, b] = threaded_pair(&engine_config("ferroce0"), [&setup, &setup]).unwrap();
+    let (a, b) = (Peer::new(threaded_context(&a), 1 << 20, 0), Peer::new(threaded_context(&b), 1 << 20, 0));
+    connect(&a, &b);
+    let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let (mut here, there) = (vec![0u8; 300_000], vec![0u8; 300_000]);
+    here.iter_mut().zip(0u32..).for_each(|(byte, i)| *byte = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let range = |bytes: &[AtomicU8]| {
+        // SAFETY: both vectors are seen as atomics only while the regions live.
+        unsafe { OwnRange::new(bytes.as_ptr().cast_mut().cast(), bytes.len()) }
+    };
+    let (here, there) = (atomics(here), atomics(there));
+    let ours = a.pd.register_process_memory(range(&here), 0x7000, rights).unwrap();
+    let theirs = range(&there);
+    let theirs = b.pd.register_process_memory(theirs, theirs.addr(), rights).unwrap();
+    let sge = [ours.sge(1, 299_999).unwrap()];
+    assert_eq!(sge[0].addr, 0x7001);
+    a.qp.post_send(&SendWr::write(1, &sge, theirs.addr(), theirs.rkey()).signaled()).unwrap();
+    assert_eq!(a.complete().wr_id, 1);
+    let same = |(a, b): (&AtomicU8, &AtomicU8)| a.load(SeqCst) == b.load(SeqCst);
+    assert!(here[1..].iter().zip(&there).all(same));
+    assert!(counter(&b.context, "shard 0", "process_memory_writes") > 50);
+    drop(ours);
+    theirs.dereg().unwrap();
+    let Reply::Mrs { mrs, .. } = a.context.call(&Request::ListMrs { after: None }).unwrap() else { panic!() };
+    assert_eq!(mrs.len(), 1);
+}
+
+fn atomics(bytes: Vec<u8>) -> Vec<AtomicU8> {
+    bytes.into_iter().map(AtomicU8::new).collect()
 }

@@ -93,6 +93,9 @@ causes! {
     /// A datagram longer than the port's path MTU.
     DatagramTooLong = 28,
         "a datagram is longer than the path MTU of the port, and can't be cut into several";
+    /// Registered memory that is not mapped in the application (any more).
+    NotMapped = 29,
+        "registered memory is not mapped in the application any more";
     /// As responder: an invalid request came.
     InvalidRequestReceived = 32,
         "the peer sent an invalid request";

@@ -151,6 +151,12 @@ counters! {
         cq_overrun,
         /// Ring indices that no correct client writes.
         bad_ring_index,
+        /// Reads of memory of clients' processes: a system call each.
+        process_memory_reads,
+        /// Writes of memory of clients' processes, atomics among them.
+        process_memory_writes,
+        /// Accesses to memory that was not mapped in the client's process any more.
+        process_memory_faults,
         /// Asynchronous events that did not fit the queue to the control side.
         events_lost,
         /// Post-mortems that newer ones displaced before anybody fetched them.

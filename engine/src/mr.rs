@@ -5,10 +5,12 @@
 
 pub(crate) mod window;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use shm::attr::AccessFlags;
-use shm::mapping::{Mapping, OutOfBounds};
+use shm::mapping::{MapError, Mapping, OutOfBounds};
+use shm::process_memory::{ADDRESS_END, NotMapped, ProcessMemory};
 use wire::Qpn;
 
 use window::{Bound, Place, Slot};
@@ -19,6 +21,37 @@ const KEY_TAG_BITS: u32 = 8;
 /// What a peer may do; what invalidating a key takes away.
 const REMOTE_RIGHTS: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
+
+/// What holds regions' bytes.
+#[derive(Debug)]
+pub enum Backing {
+    /// Memory that we map too; offsets count from the mapping's start.
+    Mapped(Mapping),
+    /// The client's process, reached by system calls; offsets are its addresses.
+    Process(ProcessMemory),
+}
+
+impl Backing {
+    /// Where its offsets end.
+    pub(crate) fn end(&self) -> u64 {
+        match self {
+            Self::Mapped(mapping) => mapping.bytes(),
+            Self::Process(_) => ADDRESS_END,
+        }
+    }
+
+    /// Faults mapped pages in.
+    ///
+    /// # Errors
+    /// [`MapError`] if there is no memory for them.
+    pub(crate) fn populate(&self, offset: u64, bytes: u64) -> Result<(), MapError> {
+        match self {
+            Self::Mapped(mapping) => mapping.populate(offset, bytes),
+            // They are the client's, and come when they are used.
+            Self::Process(_) => Ok(()),
+        }
+    }
+}
 
 /// The right to use a key in SGEs: every region gives it, no window does. No bit of the verbs.
 const LOCAL_USE: AccessFlags = AccessFlags(1 << 31);
@@ -40,8 +73,8 @@ pub struct MrEntry {
     /// Length in bytes.
     pub length: u64,
     /// The memory that it is part of.
-    pub mapping: Arc<Mapping>,
-    /// Where in `mapping` it begins, bytes.
+    pub backing: Arc<Backing>,
+    /// Where in `backing` it begins, bytes.
     pub offset: u64,
     /// Windows bound to it here.
     pub windows: u32,
@@ -50,10 +83,22 @@ pub struct MrEntry {
 }
 
 impl MrEntry {
-    /// Whether all of its addresses are 64-bit values and all of its bytes lie in its mapping.
+    /// A region without a key, known by the addresses `range`. Their sum was checked not to overflow.
+    pub(crate) fn region(
+        pd: u32,
+        access: AccessFlags,
+        range: std::ops::Range<u64>,
+        backing: Arc<Backing>,
+        offset: u64,
+    ) -> Self {
+        let length = range.end - range.start;
+        Self { key: 0, pd, access, addr: range.start, length, backing, offset, windows: 0, window: None }
+    }
+
+    /// Whether all of its addresses are 64-bit values and all of its bytes lie in what backs it.
     fn is_sound(&self) -> bool {
         let end = self.offset.checked_add(self.length);
-        self.addr.checked_add(self.length).is_some() && end.is_some_and(|end| end <= self.mapping.bytes())
+        self.addr.checked_add(self.length).is_some() && end.is_some_and(|end| end <= self.backing.end())
     }
 }
 
@@ -68,18 +113,44 @@ pub(crate) enum MrFault {
     OutOfRange,
     /// The region does not grant the right.
     NoRight,
+    /// The memory is not mapped in the client's process any more.
+    NotMapped,
+}
+
+impl From<OutOfBounds> for MrFault {
+    fn from(_: OutOfBounds) -> Self {
+        Self::OutOfRange
+    }
+}
+
+impl From<NotMapped> for MrFault {
+    fn from(_: NotMapped) -> Self {
+        Self::NotMapped
+    }
+}
+
+/// What a shard did to memory of clients' processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ProcessTally {
+    /// Reads: a system call each.
+    pub(crate) reads: u64,
+    /// Writes, atomics among them.
+    pub(crate) writes: u64,
+    /// Those of them that found memory missing.
+    pub(crate) faults: u64,
 }
 
 /// The part of a region that an access was granted to; offsets count from its first byte.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MrSlice<'a> {
-    mapping: &'a Mapping,
+    backing: &'a Backing,
+    tally: &'a Cell<ProcessTally>,
     offset: u64,
     length: u32,
 }
 
 impl MrSlice<'_> {
-    /// Where byte `at` lies in the mapping, if `bytes` bytes from there on are granted.
+    /// Where byte `at` lies in the backing, if `bytes` bytes from there on are granted.
     #[inline]
     fn position(&self, at: u32, bytes: usize) -> Result<u64, OutOfBounds> {
         match usize::try_from(self.length.checked_sub(at).ok_or(OutOfBounds)?) {
@@ -91,29 +162,56 @@ impl MrSlice<'_> {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// [`OutOfBounds`]; nothing was copied.
+    /// [`MrFault::OutOfRange`]: nothing was copied. [`MrFault::NotMapped`]: a part may have been.
     #[inline]
-    pub(crate) fn write(&self, at: u32, data: &[u8]) -> Result<(), OutOfBounds> {
-        self.mapping.write(self.position(at, data.len())?, data)
+    pub(crate) fn write(&self, at: u32, data: &[u8]) -> Result<(), MrFault> {
+        let position = self.position(at, data.len())?;
+        match self.backing {
+            Backing::Mapped(mapping) => Ok(mapping.write(position, data)?),
+            Backing::Process(memory) => self.count(true, memory.write(position, data)),
+        }
     }
 
     /// Copies bytes out and folds them, as copied, into the CRC-32 `crc` (zlib's convention).
     ///
     /// # Errors
-    /// [`OutOfBounds`]; nothing was copied.
+    /// As [`MrSlice::write`].
     #[inline]
-    pub(crate) fn read_crc(&self, at: u32, out: &mut [u8], crc: u32) -> Result<u32, OutOfBounds> {
-        self.mapping.read_crc(self.position(at, out.len())?, out, crc)
+    pub(crate) fn read_crc(&self, at: u32, out: &mut [u8], crc: u32) -> Result<u32, MrFault> {
+        let position = self.position(at, out.len())?;
+        match self.backing {
+            Backing::Mapped(mapping) => Ok(mapping.read_crc(position, out, crc)?),
+            Backing::Process(memory) => self.count(false, memory.read_crc(position, out, crc)),
+        }
     }
 
     /// Atomically changes the 64-bit word at `at` and returns what it was. `change` may run more than once; `None` from it
     /// leaves the word as it is.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the word is not wholly granted or not aligned to 8 bytes; nothing was changed.
+    /// [`MrFault::OutOfRange`] if the word is not wholly granted or, in mapped memory, not aligned to 8 bytes;
+    /// [`MrFault::NotMapped`] (also if misaligned in the process). Nothing was changed.
     #[inline]
-    pub(crate) fn update_u64(&self, at: u32, change: impl Fn(u64) -> Option<u64>) -> Result<u64, OutOfBounds> {
-        self.mapping.update_u64(self.position(at, 8)?, change)
+    pub(crate) fn update_u64(&self, at: u32, change: impl Fn(u64) -> Option<u64>) -> Result<u64, MrFault> {
+        let position = self.position(at, 8)?;
+        match self.backing {
+            Backing::Mapped(mapping) => Ok(mapping.update_u64(position, change)?),
+            Backing::Process(memory) => self.count(true, memory.update_u64(position, change)),
+        }
+    }
+
+    /// Counts an access to a process. Not inlined: beside the system call it is nothing, in the mapped path it is in the way.
+    #[inline(never)]
+    fn count<T>(&self, write: bool, done: Result<T, NotMapped>) -> Result<T, MrFault> {
+        let mut tally = self.tally.get();
+        if write {
+            tally.writes += 1;
+        } else {
+            tally.reads += 1;
+        }
+        tally.faults += u64::from(done.is_err());
+        self.tally.set(tally);
+        Ok(done?)
     }
 }
 
@@ -126,6 +224,8 @@ pub(crate) struct MrTable {
     slots: Box<[Slot]>,
     /// Slots of windows, bound or not.
     windows: Vec<usize>,
+    /// In a cell: accesses borrow the table.
+    process: Cell<ProcessTally>,
 }
 
 impl MrTable {
@@ -133,7 +233,13 @@ impl MrTable {
     /// made than that is for the control side to see to.
     pub(crate) fn new(max_regions: u32) -> Self {
         let slots = (max_regions.max(1) as usize * 2).next_power_of_two();
-        Self { slots: std::iter::repeat_with(|| Slot(Place::Free)).take(slots).collect(), windows: Vec::new() }
+        let slots = std::iter::repeat_with(|| Slot(Place::Free)).take(slots).collect();
+        Self { slots, windows: Vec::new(), process: Cell::default() }
+    }
+
+    /// What was done to memory of processes so far.
+    pub(crate) fn process_tally(&self) -> ProcessTally {
+        self.process.get()
     }
 
     #[inline]
@@ -148,7 +254,7 @@ impl MrTable {
     }
 
     /// Takes a region. Returns false, and drops it, if its key is 0 or its slot is in use, or if its range overflows or
-    /// reaches beyond its mapping.
+    /// reaches beyond what backs it.
     #[must_use = "a region that does not fit is dropped"]
     pub(crate) fn insert(&mut self, mut entry: MrEntry) -> bool {
         entry.access = entry.access | LOCAL_USE;
@@ -203,7 +309,7 @@ impl MrTable {
         if entry.pd != pd {
             return Err(MrFault::WrongPd);
         }
-        grant(entry, addr, length, needed | LOCAL_USE)
+        self.grant(entry, addr, length, needed | LOCAL_USE)
     }
 
     /// The same for an access of the peer of QP `qpn`: windows count as well.
@@ -223,23 +329,30 @@ impl MrTable {
         if entry.pd != pd && entry.pd != window::scope_of(qpn) {
             return Err(MrFault::WrongPd);
         }
-        grant(entry, addr, length, needed)
+        self.grant(entry, addr, length, needed)
     }
-}
 
-/// Checks rights and range.
-#[inline]
-fn grant(entry: &MrEntry, addr: u64, length: u32, needed: AccessFlags) -> Result<MrSlice<'_>, MrFault> {
-    if !entry.access.contains(needed) {
-        return Err(MrFault::NoRight);
-    }
-    let start = addr.checked_sub(entry.addr).ok_or(MrFault::OutOfRange)?;
-    match entry.length.checked_sub(start) {
-        // `offset + start` stays within the mapping, as `insert` or `bind` checked.
-        Some(rest) if u64::from(length) <= rest => {
-            Ok(MrSlice { mapping: &entry.mapping, offset: entry.offset + start, length })
+    /// Checks rights and range.
+    #[inline]
+    fn grant<'a>(
+        &'a self,
+        entry: &'a MrEntry,
+        addr: u64,
+        length: u32,
+        needed: AccessFlags,
+    ) -> Result<MrSlice<'a>, MrFault> {
+        if !entry.access.contains(needed) {
+            return Err(MrFault::NoRight);
         }
-        _ => Err(MrFault::OutOfRange),
+        let start = addr.checked_sub(entry.addr).ok_or(MrFault::OutOfRange)?;
+        match entry.length.checked_sub(start) {
+            // `offset + start` stays within the backing, as `insert` or `bind` checked.
+            Some(rest) if u64::from(length) <= rest => {
+                let MrEntry { backing, offset, .. } = entry;
+                Ok(MrSlice { backing, tally: &self.process, offset: offset + start, length })
+            }
+            _ => Err(MrFault::OutOfRange),
+        }
     }
 }
 
@@ -253,11 +366,16 @@ mod tests {
     const PAGE: u64 = 4096;
     const QP: Qpn = Qpn::new(17);
 
-    fn mapping() -> Arc<Mapping> {
-        Arc::new(Mapping::create(c"mr-test", PAGE, PageSize::Base).expect("a page of memory"))
+    fn mapping() -> Arc<Backing> {
+        Arc::new(Backing::Mapped(Mapping::create(c"mr-test", PAGE, PageSize::Base).expect("a page of memory")))
     }
 
-    fn entry(key: u32, mapping: &Arc<Mapping>) -> MrEntry {
+    fn read(backing: &Backing, offset: u64, out: &mut [u8]) {
+        let Backing::Mapped(mapping) = backing else { panic!("not mapped") };
+        mapping.read(offset, out).unwrap();
+    }
+
+    fn entry(key: u32, backing: &Arc<Backing>) -> MrEntry {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
         MrEntry {
             key,
@@ -265,10 +383,9 @@ mod tests {
             access,
             addr: 0x1000,
             length: 100,
-            mapping: Arc::clone(mapping),
+            backing: Arc::clone(backing),
             offset: 64,
             windows: 0,
-
             window: None,
         }
     }
@@ -286,7 +403,7 @@ mod tests {
         let slice = table.resolve(9, 7, 0x1000 + 90, 10, AccessFlags::LOCAL_WRITE).unwrap();
         slice.write(2, b"12345678").unwrap();
         let mut seen = [0; 8];
-        memory.read(64 + 92, &mut seen).unwrap();
+        read(&memory, 64 + 92, &mut seen);
         assert_eq!(&seen, b"12345678");
         let mut out = [0; 3];
         assert_eq!(slice.read_crc(7, &mut out, 0), Ok(crc32fast::hash(b"678")));
@@ -298,12 +415,12 @@ mod tests {
         let memory = mapping();
         let table = table_with(entry(9, &memory));
         let slice = table.resolve(9, 7, 0x1000, 10, AccessFlags::LOCAL_WRITE).unwrap();
-        assert_eq!(slice.write(3, &[0xff; 8]), Err(OutOfBounds));
-        assert_eq!(slice.write(11, &[]), Err(OutOfBounds));
-        assert_eq!(slice.read_crc(u32::MAX, &mut [0; 8], 0), Err(OutOfBounds));
-        assert_eq!(slice.update_u64(8, |_| Some(1)), Err(OutOfBounds));
+        assert_eq!(slice.write(3, &[0xff; 8]), Err(MrFault::OutOfRange));
+        assert_eq!(slice.write(11, &[]), Err(MrFault::OutOfRange));
+        assert_eq!(slice.read_crc(u32::MAX, &mut [0; 8], 0), Err(MrFault::OutOfRange));
+        assert_eq!(slice.update_u64(8, |_| Some(1)), Err(MrFault::OutOfRange));
         let mut page = [1; PAGE as usize];
-        memory.read(0, &mut page).unwrap();
+        read(&memory, 0, &mut page);
         assert_eq!(page, [0; PAGE as usize]);
         assert_eq!(slice.write(10, &[]), Ok(()));
     }
@@ -315,7 +432,29 @@ mod tests {
         assert_eq!(slice.update_u64(8, |old| old.checked_add(5)), Ok(0));
         assert_eq!(slice.update_u64(8, |old| (old == 4).then_some(0)), Ok(5));
         assert_eq!(slice.update_u64(8, |_| None), Ok(5));
-        assert_eq!(slice.update_u64(4, |_| Some(1)), Err(OutOfBounds));
+        assert_eq!(slice.update_u64(4, |_| Some(1)), Err(MrFault::OutOfRange));
+    }
+
+    #[test]
+    fn process_memory_is_reached_by_its_addresses() {
+        use shm::process_memory::AtomicTurns;
+        let own = ProcessMemory::open_own().expect("a process may open its own memory");
+        let memory = ProcessMemory::adopt(own, std::process::id(), AtomicTurns::default()).expect("it is ours");
+        let mut bytes = vec![3u8; 100];
+        let offset = bytes.as_mut_ptr().addr() as u64;
+        let access = AccessFlags::LOCAL_WRITE;
+        let backing = Arc::new(Backing::Process(memory));
+        let good = MrEntry { key: 0x900, ..MrEntry::region(7, access, 0x1000..0x1064, backing, offset) };
+        assert!(!MrTable::new(4).insert(MrEntry { offset: ADDRESS_END - 99, ..good.clone() }));
+        let gone = MrEntry { key: 0xa00, offset: 4096, ..good.clone() };
+        let mut table = table_with(good);
+        assert!(table.insert(gone));
+        table.resolve(0x900, 7, 0x1000 + 10, 5, access).unwrap().write(1, b"abcd").unwrap();
+        let mut out = [0; 6];
+        table.resolve(0x900, 7, 0x1000 + 10, 6, access).unwrap().read_crc(0, &mut out, 0).unwrap();
+        assert_eq!(&out, b"\x03abcd\x03");
+        assert_eq!(table.resolve(0xa00, 7, 0x1000, 6, access).unwrap().write(0, b"abcd"), Err(MrFault::NotMapped));
+        assert_eq!(table.process_tally(), ProcessTally { reads: 1, writes: 2, faults: 1 });
     }
 
     #[test]

@@ -85,6 +85,23 @@ pub enum Request {
         /// Rights.
         access: AccessFlags,
     },
+    /// Gives the daemon the client's own `/proc/self/mem` (which rides along, opened for reading and writing), for
+    /// [`Request::RegProcessMemory`]: see [`crate::process_memory`].
+    AttachProcess,
+    /// Registers any memory of the client's process: [`Reply::Mr`]. Nothing is mapped or kept: memory that is not there when it
+    /// is needed fails the work request (`LOC_PROT_ERR`) or the peer's (NAK 3).
+    RegProcessMemory {
+        /// Protection domain.
+        pd: u32,
+        /// Address of its first byte in the client's process.
+        addr: u64,
+        /// Address at which local and remote users of the region know its first byte.
+        iova: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: AccessFlags,
+    },
     /// Deregisters. Once answered, no engine touches the memory any more. `EBUSY` while memory windows are bound to it.
     DeregMr {
         /// The region's key.
@@ -236,6 +253,11 @@ pub enum Request {
     },
     /// QPs that broke, the newest first: [`Reply::PostMortems`]. Those of other users are left out, except for root.
     ListPostMortems,
+    /// Regions of all sessions: [`Reply::Mrs`].
+    ListMrs {
+        /// Start after this region of this session (pages of a long list).
+        after: Option<(u32, u32)>,
+    },
     /// Connection management: [`Reply::Cm`], or as the request says.
     Cm(cm::CmRequest),
 }
@@ -358,6 +380,13 @@ pub enum Reply {
     PostMortem(Box<post_mortem::PostMortem>),
     /// QPs that broke, at most [`post_mortem::PAGE`].
     PostMortems(Vec<post_mortem::PostMortemSummary>),
+    /// Regions, by rising session and number; `more` if the list goes on.
+    Mrs {
+        /// A page of them.
+        mrs: Vec<MrSummary>,
+        /// Ask again with the last one's session and number.
+        more: bool,
+    },
     /// Connection management.
     Cm(cm::CmReply),
 }
@@ -432,6 +461,36 @@ pub struct SessionSummary {
     pub memory_bytes: u64,
     /// Memory of rings, bytes.
     pub ring_bytes: u64,
+}
+
+/// How the daemon reaches a region's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum MrTier {
+    /// The daemon maps it too: attached memory.
+    Mapped,
+    /// By system calls into the client's process.
+    Process,
+}
+
+/// A line of `ferroce res mr`. Keys are secrets between peers: they are not in it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MrSummary {
+    /// Owner's session.
+    pub session: u32,
+    /// Its number in the session.
+    pub number: u32,
+    /// Owner's process.
+    pub pid: u32,
+    /// Protection domain: its handle in the session.
+    pub pd: u32,
+    /// First address that its users know.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Rights.
+    pub access: AccessFlags,
+    /// How the daemon reaches it.
+    pub tier: MrTier,
 }
 
 /// An asynchronous event (`ibv_async_event`), one a datagram on the event socket.

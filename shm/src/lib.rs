@@ -9,6 +9,7 @@
 //! * [`layout`]: the bytes of a work queue entry, a completion, a ring, drawn once.
 //! * [`attr`]: verbs attribute types and constants with the values of `infiniband/verbs.h`.
 //! * [`mapping`]: sealed memfd memory and bounded, reference-free access to it.
+//! * [`process_memory`]: any memory of a client's process, by system calls.
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
 //! * [`segment`]: blocks for rings out of a few large mappings.
 //! * [`ring`], [`doorbell`]: the data path.
@@ -22,6 +23,7 @@ pub mod copy_crc;
 pub mod doorbell;
 pub mod layout;
 pub mod mapping;
+pub mod process_memory;
 pub mod ring;
 pub mod segment;
 pub mod socket;
@@ -30,4 +32,4 @@ pub mod wake;
 /// Version of everything in this crate that two processes must agree on.
 ///
 /// A client says it first; the daemon refuses any other value with a sentence that names both.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;

@@ -28,6 +28,8 @@ pub(crate) struct ContextInner {
     device: DeviceAttr,
     session: u32,
     pub(crate) rings: Mutex<Rings>,
+    /// The daemon has this process's memory: [`crate::ProcessRegion`].
+    pub(crate) process_attached: Mutex<bool>,
     pub(crate) events: Arc<Events>,
     source: EventSource,
     pub(crate) cm: Mutex<cm::Registry>,
@@ -78,8 +80,9 @@ impl Context {
         let socket = fds.into_iter().next().ok_or(unexpected)?;
         let source = EventSource::new(socket, watched, &events)?;
         let polled = endpoint.is_polled();
-        let (rings, cm) = (Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(ContextInner { endpoint, polled, device, session, rings, events, source, cm })))
+        let (rings, process_attached, cm) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let inner = ContextInner { endpoint, polled, device, session, rings, process_attached, events, source, cm };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// What the device can do, as it said when the session began.

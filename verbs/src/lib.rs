@@ -68,6 +68,7 @@ pub mod exchange;
 mod memory;
 mod mw;
 mod pd;
+mod process_memory;
 mod qp;
 mod rings;
 mod srq;
@@ -85,6 +86,7 @@ pub use error::{BatchError, PostError, VerbsError};
 pub use memory::{MemoryPool, MemoryRegion};
 pub use mw::{MemoryWindow, MwBind, inc_rkey};
 pub use pd::ProtectionDomain;
+pub use process_memory::ProcessRegion;
 pub use qp::{QpInit, QueuePair, SendBatch};
 pub use srq::SharedReceiveQueue;
 pub use wr::{RecvWr, SendWr, WorkCompletion};
@@ -97,9 +99,10 @@ pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};
 pub use shm::control::{AsyncEvent, CallError};
 pub use shm::layout::Sge;
 pub use shm::mapping::{MapError, PageSize};
+pub use shm::process_memory::OwnRange;
 pub use wire::{Gid, PathMtu, Psn, Qpn};
 
 /// The control protocol itself, for tools ([`Context::call`]) and for those who bring an engine of their own.
 pub mod control {
-    pub use shm::control::{Endpoint, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
+    pub use shm::control::{Endpoint, MrSummary, MrTier, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 }

@@ -11,7 +11,7 @@ use shm::attr::{
 use shm::control::post_mortem::{
     FailedRequest, LastNak, PathSeen, PeerAttr, PostMortem, PostMortemSummary, Psns, RefusedAccess, Retries, Rtt,
 };
-use shm::control::{QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
+use shm::control::{MrSummary, MrTier, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 use wire::{Gid, MacAddr};
 
 use crate::fake_daemon::{FakeDaemon, hello};
@@ -344,6 +344,29 @@ fn res_escapes_what_clients_call_themselves() {
 }
 
 #[test]
+fn res_mr_lists_regions_page_by_page() {
+    let daemon = FakeDaemon::start(|request| {
+        let mr = |number, tier| MrSummary {
+            session: 12,
+            number,
+            pid: 4_711,
+            pd: 2,
+            addr: 0x7f00_0000_1000,
+            length: 4096,
+            access: AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ,
+            tier,
+        };
+        Some(match request {
+            Request::ListMrs { after: None } => Reply::Mrs { mrs: vec![mr(1, MrTier::Process)], more: true },
+            Request::ListMrs { after: Some((12, 1)) } => Reply::Mrs { mrs: vec![mr(9, MrTier::Mapped)], more: false },
+            _ => hello(),
+        })
+    });
+    insta::assert_snapshot!("res_mr", text(&daemon, &["res", "mr"]));
+    assert_eq!(json(&daemon, &["res", "mr", "--json"])["mrs"][1]["tier"], "Mapped");
+}
+
+#[test]
 fn stat_once() {
     let daemon = daemon();
     insta::assert_snapshot!("stat", text(&daemon, &["stat"]));
@@ -435,7 +458,7 @@ fn other_abi_version_is_named() {
 fn answer_to_another_question_exits_2() {
     let daemon =
         FakeDaemon::start(|request| Some(if matches!(request, Request::Hello { .. }) { hello() } else { Reply::Done }));
-    for args in [&["devinfo"][..], &["stat"], &["qp"], &["qp", "1"], &["qp", "why"], &["qp", "why", "1"], &["res"]] {
+    for args in [&["devinfo"][..], &["stat"], &["qp"], &["qp", "1"], &["qp", "why"], &["qp", "why", "1"], &["res"], &["res", "mr"]] {
         let run = ask(&daemon, args);
         assert_eq!(run.status, 2, "{args:?}");
         assert!(run.stderr.contains("another question"), "{args:?}: {}", run.stderr);

@@ -2,18 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use shm::control::{QpSummary, Reply, SessionSummary, Stats};
+use shm::attr::AccessFlags;
+use shm::control::{MrSummary, MrTier, QpSummary, Reply, SessionSummary, Stats};
 use wire::Qpn;
 
-use super::session::Session;
+use super::session::{MrBook, Session};
 use super::{Control, Peer, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
 use crate::counters::{PortCounters, ShardCounters};
+use crate::mr::{Backing, MrEntry};
 use crate::time::Time;
 use crate::{QPN_INDEX_MASK, shard_of};
 
 /// QPs on a page of a list: well within a message.
 const QPS_PER_PAGE: usize = 256;
+/// Regions on a page of a list.
+const MRS_PER_PAGE: usize = 512;
 
 impl Control {
     pub(super) fn stats<S: Shards>(&self, shards: &mut S, now: Time) -> Reply {
@@ -78,6 +82,25 @@ impl Control {
             }
             None => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
         }
+    }
+
+    /// Regions of all sessions, a page of them.
+    pub(super) fn list_mrs(&self, number: u32, session: &Session, after: Option<(u32, u32)>) -> Reply {
+        let all = self.sessions.iter().map(|(&n, s)| (n, s)).chain(std::iter::once((number, session)));
+        let regions = all.flat_map(|(n, s)| s.mrs.iter().map(move |(&key, book)| ((n, book.number), (key, s, book))));
+        let sorted: BTreeMap<_, _> = regions.filter(|(place, _)| after.is_none_or(|after| *place > after)).collect();
+        let more = sorted.len() > MRS_PER_PAGE;
+        let line = |((session, number), (key, s, book)): (_, (_, &Session, &MrBook))| {
+            let entry = self.mrs.get(key)?;
+            let tier = match &*entry.backing {
+                Backing::Mapped(_) => MrTier::Mapped,
+                Backing::Process(_) => MrTier::Process,
+            };
+            let MrEntry { addr, length, .. } = *entry;
+            let access = AccessFlags(entry.access.0 & AccessFlags::ALL.0);
+            Some(MrSummary { session, number, pid: s.peer.pid, pd: book.pd, addr, length, access, tier })
+        };
+        Reply::Mrs { mrs: sorted.into_iter().take(MRS_PER_PAGE).filter_map(line).collect(), more }
     }
 
     pub(super) fn list_sessions(&self, number: u32, session: &Session) -> Reply {

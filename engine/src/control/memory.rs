@@ -4,18 +4,26 @@ use std::sync::Arc;
 
 use shm::attr::{AccessFlags, MwType};
 use shm::control::Reply;
+use shm::process_memory::ADDRESS_END;
 
-use super::session::{MrBook, MwBook, Session};
+use super::session::{MwBook, Session};
 use super::{Control, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
-use crate::mr::MrEntry;
 use crate::mr::window::Window;
+use crate::mr::{Backing, MrEntry};
 
 /// A part of attached memory, and the address under which it is to be known.
 pub(super) struct Range {
     pub(super) memory: u32,
     pub(super) offset: u64,
     pub(super) addr: u64,
+    pub(super) length: u64,
+}
+
+/// A part of the client's process, and the address under which it is to be known.
+pub(super) struct ProcessRange {
+    pub(super) addr: u64,
+    pub(super) iova: u64,
     pub(super) length: u64,
 }
 
@@ -45,7 +53,7 @@ impl Control {
         let Some(attached) = session.memories.get(&memory) else {
             return refuse(errno::EINVAL, format!("memory {memory} does not exist"));
         };
-        let bytes = attached.mapping.bytes();
+        let bytes = attached.backing.end();
         let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
         if length == 0 || !inside || addr.checked_add(length).is_none() {
             let message =
@@ -58,29 +66,57 @@ impl Control {
                 format!("only the first {populated} bytes of memory {memory} are faulted in: PopulateMemory does more");
             return refuse(errno::EINVAL, message);
         }
-        let mapping = Arc::clone(&attached.mapping);
-        let key = self.draw_key(session)?;
-        let entry = MrEntry {
-            key,
-            pd: pd_number,
-            access,
-            addr: if access.contains(AccessFlags::ZERO_BASED) { 0 } else { addr },
-            length,
-            mapping,
-            offset,
-            windows: 0,
-            window: None,
+        let backing = Arc::clone(&attached.backing);
+        let entry = MrEntry::region(pd_number, access, addr..addr + length, backing, offset);
+        let key = self.add_mr(shards, session, entry)?;
+        session.add_mr(key, pd, Some(memory));
+        Ok(Reply::Mr { lkey: key, rkey: key })
+    }
+
+    pub(super) fn reg_process_memory<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        pd: u32,
+        range: ProcessRange,
+        access: AccessFlags,
+    ) -> Result<Reply, Refusal> {
+        let pd_number = session.pd(pd)?;
+        check_access(access)?;
+        let ProcessRange { addr, iova, length } = range;
+        let Some(process) = &session.process else {
+            return refuse(errno::EINVAL, "RegProcessMemory needs AttachProcess before it");
         };
+        let end = addr.checked_add(length).filter(|&end| end <= ADDRESS_END);
+        let (Some(end), Some(_)) = (end, iova.checked_add(length)) else {
+            let message =
+                format!("a region of {length} bytes at {addr:#x}, known as {iova:#x}, passes the last address");
+            return refuse(errno::EINVAL, message);
+        };
+        // A look at both ends tells most mistakes at once. What lies between is told when it is used.
+        let missing = |at| matches!(&**process, Backing::Process(memory) if memory.read(at, &mut [0]).is_err());
+        let unmapped = [addr, end.saturating_sub(1)].into_iter().find(|&at| missing(at));
+        if let Some(at) = unmapped.filter(|_| length > 0) {
+            return refuse(errno::EFAULT, format!("address {at:#x} is not mapped in the client's process"));
+        }
+        let backing = Arc::clone(process);
+        let entry = MrEntry::region(pd_number, access, iova..iova + length, backing, addr);
+        let key = self.add_mr(shards, session, entry)?;
+        session.add_mr(key, pd, None);
+        Ok(Reply::Mr { lkey: key, rkey: key })
+    }
+
+    /// Draws a key for a region of a session, and gives the region to all shards.
+    fn add_mr<S: Shards>(&mut self, shards: &mut S, session: &Session, mut entry: MrEntry) -> Result<u32, Refusal> {
+        entry.key = self.draw_key(session)?;
+        if entry.access.contains(AccessFlags::ZERO_BASED) {
+            entry.addr = 0;
+        }
         let fits = self.mrs.insert(entry.clone());
         assert!(fits, "the key was drawn for a free slot");
         let added = self.command_all(shards, || Command::AddMr(Box::new(entry.clone())));
         assert!(added, "the shards' tables have room where the master copy has");
-        if let Some(attached) = session.memories.get_mut(&memory) {
-            attached.users += 1;
-        }
-        session.use_pd(pd, true);
-        session.mrs.insert(key, MrBook { pd, memory });
-        Ok(Reply::Mr { lkey: key, rkey: key })
+        Ok(entry.key)
     }
 
     /// A key for a region or window of the session whose books are outside `self` at this time.
@@ -114,7 +150,7 @@ impl Control {
         let Some(book) = session.mrs.remove(&key) else { unreachable!("it was there") };
         self.drop_mr(shards, key);
         session.use_pd(book.pd, false);
-        if let Some(memory) = session.memories.get_mut(&book.memory) {
+        if let Some(memory) = book.memory.and_then(|memory| session.memories.get_mut(&memory)) {
             memory.users -= 1;
         }
         Ok(Reply::Done)

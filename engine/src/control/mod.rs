@@ -24,6 +24,7 @@ use std::sync::Arc;
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
 use shm::control::{AsyncEvent, Reply, Request};
+use shm::process_memory::AtomicTurns;
 use shm::segment::SegmentBudget;
 use wire::PathMtu;
 
@@ -42,6 +43,7 @@ mod errno {
     pub(super) const EPERM: i32 = 1;
     pub(super) const ENOENT: i32 = 2;
     pub(super) const ENOMEM: i32 = 12;
+    pub(super) const EFAULT: i32 = 14;
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EPROTO: i32 = 71;
@@ -100,6 +102,8 @@ pub struct Control {
     mcast: McastTable,
     /// The master copy of the shards' tables: the same keys fit all of them.
     mrs: MrTable,
+    /// For RDMA atomics in memory of clients' processes.
+    turns: AtomicTurns,
     /// For the rings of all sessions.
     rings: SegmentBudget,
     post_mortems: post_mortem::PostMortems,
@@ -138,6 +142,7 @@ impl Control {
             ahs,
             mcast: McastTable::default(),
             mrs,
+            turns: AtomicTurns::default(),
             rings,
             post_mortems: post_mortem::PostMortems::default(),
             user_rings: BTreeMap::new(),
@@ -286,6 +291,11 @@ impl Control {
             }
             Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
             Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
+            Request::AttachProcess => session.attach_process(fds.pop(), &self.turns)?,
+            Request::RegProcessMemory { pd, addr, iova, length, access } => {
+                let range = memory::ProcessRange { addr, iova, length };
+                self.reg_process_memory(shards, session, pd, range, access)?
+            }
             Request::DeregMr { lkey } => self.dereg_mr(shards, session, lkey)?,
             Request::CreateChannel => return session.create_channel(),
             Request::DestroyChannel { channel } => session.destroy_channel(channel)?,
@@ -314,6 +324,7 @@ impl Control {
             Request::ListSessions => self.list_sessions(number, session),
             Request::WhyQp { qpn } => self.why_qp(shards, number, session, now, qpn)?,
             Request::ListPostMortems => self.list_post_mortems(shards, number, session, now),
+            Request::ListMrs { after } => self.list_mrs(number, session, after),
             Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))

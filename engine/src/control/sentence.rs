@@ -58,6 +58,7 @@ pub(super) const fn refusal_reason(refused: &RefusedFacts) -> &'static str {
         Some(MrFault::WrongPd) => "the region belongs to another protection domain than the QP",
         Some(MrFault::OutOfRange) => "it reaches outside the region",
         Some(MrFault::NoRight) => "the region does not grant the right",
+        Some(MrFault::NotMapped) => "the memory is not mapped in the application any more",
         None => "the region would allow it; the QP's access flags or the request itself do not",
     }
 }

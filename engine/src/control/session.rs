@@ -7,6 +7,7 @@ use std::sync::Arc;
 use shm::attr::{MwType, QpType};
 use shm::control::{POPULATE_BYTES_MAX, Reply};
 use shm::mapping::{MapError, Mapping};
+use shm::process_memory::{AdoptError, AtomicTurns, ProcessMemory};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
 
@@ -14,11 +15,12 @@ use super::cm::CmBook;
 use super::shares::NeighbourKey;
 use super::{Answered, Peer, Refusal, errno, refuse};
 use crate::config::EngineConfig;
+use crate::mr::Backing;
 use crate::slab::IndexAllocator;
 
 /// Attached memory.
 pub(super) struct Memory {
-    pub(super) mapping: Arc<Mapping>,
+    pub(super) backing: Arc<Backing>,
     /// Faulted in, from its start.
     pub(super) populated_bytes: u64,
     pub(super) users: u32,
@@ -27,8 +29,8 @@ pub(super) struct Memory {
 impl Memory {
     /// Faults the next piece in.
     fn populate(&mut self) -> Result<(), Refusal> {
-        let bytes = (self.mapping.bytes() - self.populated_bytes).min(POPULATE_BYTES_MAX);
-        self.mapping.populate(self.populated_bytes, bytes).or_else(refuse_mapping)?;
+        let bytes = (self.backing.end() - self.populated_bytes).min(POPULATE_BYTES_MAX);
+        self.backing.populate(self.populated_bytes, bytes).or_else(refuse_mapping)?;
         self.populated_bytes += bytes;
         Ok(())
     }
@@ -41,8 +43,11 @@ fn refuse_mapping<T>(error: MapError) -> Result<T, Refusal> {
 
 /// A registered region, by its key.
 pub(super) struct MrBook {
+    /// For listings, in place of the key.
+    pub(super) number: u32,
     pub(super) pd: u32,
-    pub(super) memory: u32,
+    /// The attached memory that it lies in; `None` = the client's process.
+    pub(super) memory: Option<u32>,
 }
 
 /// A memory window. Its handle are the upper 24 bits of its key, which binds leave alone.
@@ -116,6 +121,9 @@ pub(super) struct Session {
     pub(super) ahs: BTreeMap<u32, u32>,
     /// Memory windows by handle.
     pub(super) mws: BTreeMap<u32, MwBook>,
+    next_mr_number: u32,
+    /// The client's process, once it gave us its memory.
+    pub(super) process: Option<Arc<Backing>>,
     channels: BTreeMap<u32, Channel>,
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
@@ -147,6 +155,8 @@ impl Session {
             mrs: BTreeMap::new(),
             ahs: BTreeMap::new(),
             mws: BTreeMap::new(),
+            next_mr_number: 1,
+            process: None,
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),
@@ -208,6 +218,25 @@ impl Session {
         }
     }
 
+    /// Notes a region, and that it uses its domain and its memory.
+    pub(super) fn add_mr(&mut self, key: u32, pd: u32, memory: Option<u32>) {
+        let number = self.next_mr_number;
+        self.next_mr_number = self.next_mr_number.wrapping_add(1).max(1);
+        if let Some(memory) = memory.and_then(|memory| self.memories.get_mut(&memory)) {
+            memory.users += 1;
+        }
+        self.use_pd(pd, true);
+        self.mrs.insert(key, MrBook { number, pd, memory });
+    }
+
+    pub(super) fn attach_process(&mut self, fd: Option<OwnedFd>, turns: &AtomicTurns) -> Result<Reply, Refusal> {
+        let Some(fd) = fd else { return refuse(errno::EINVAL, "AttachProcess needs a file descriptor with it") };
+        let refused = |error: AdoptError| Refusal { errno: errno::EPERM, message: error.to_string() };
+        let memory = ProcessMemory::adopt(fd, self.peer.pid, turns.clone()).map_err(refused)?;
+        self.process = Some(Arc::new(Backing::Process(memory)));
+        Ok(Reply::Done)
+    }
+
     /// Counts a user of a protection domain up or down.
     pub(super) fn use_pd(&mut self, handle: u32, up: bool) {
         if let Some((_, users)) = self.pds.get_mut(&handle) {
@@ -230,7 +259,7 @@ impl Session {
         }
         let mapping = Mapping::attach(fd, bytes).or_else(refuse_mapping)?;
         mapping.keep_pages().or_else(refuse_mapping)?;
-        let mut memory = Memory { mapping: Arc::new(mapping), populated_bytes: 0, users: 0 };
+        let mut memory = Memory { backing: Arc::new(Backing::Mapped(mapping)), populated_bytes: 0, users: 0 };
         memory.populate()?;
         let handle = self.handle();
         self.memory_bytes += bytes;
@@ -255,7 +284,7 @@ impl Session {
                 refuse(errno::EBUSY, format!("memory {handle} holds {users} regions: deregister them first"))
             }
             Some(memory) => {
-                self.memory_bytes -= memory.mapping.bytes();
+                self.memory_bytes -= memory.backing.end();
                 self.memories.remove(&handle);
                 Ok(Reply::Done)
             }

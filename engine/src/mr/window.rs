@@ -170,7 +170,7 @@ impl MrTable {
             access: rights,
             addr: if is_zero_based { 0 } else { bind.addr },
             length: bind.length,
-            mapping: Arc::clone(&region.mapping),
+            backing: Arc::clone(&region.backing),
             offset: region.offset + start,
             windows: 0,
             window: Some(Bound { kind: window.kind, pd: window.pd, region: bind.region }),

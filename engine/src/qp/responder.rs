@@ -101,9 +101,18 @@ pub(super) const fn rights_for(kind: OpKind) -> AccessFlags {
     }
 }
 
+/// What a fault in a region that the peer named is to it. That memory is not mapped is not the peer's error.
+const fn nak_of(fault: MrFault) -> (NakCode, ErrorCause) {
+    match fault {
+        MrFault::NotMapped => (NakCode::RemoteOperation, ErrorCause::NotMapped),
+        _ => (NakCode::RemoteAccess, ErrorCause::AccessViolationReceived),
+    }
+}
+
 impl From<MrFault> for Refusal {
-    fn from(_: MrFault) -> Self {
-        ACCESS
+    fn from(fault: MrFault) -> Self {
+        let (code, cause) = nak_of(fault);
+        Self::Fatal(code, cause)
     }
 }
 
@@ -218,7 +227,9 @@ impl Qp {
             }
         };
         self.send_nak(env, Syndrome::Nak(code), psn);
-        if self.body.recv.taken && matches!(cause, ErrorCause::ReceiveTooShort | ErrorCause::BadReceive) {
+        if self.body.recv.taken
+            && matches!(cause, ErrorCause::ReceiveTooShort | ErrorCause::BadReceive | ErrorCause::NotMapped)
+        {
             let too_short = cause == ErrorCause::ReceiveTooShort;
             let status = if too_short { WcStatus::LocLenErr } else { WcStatus::LocProtErr };
             self.fail_receive(env, status, cause);
@@ -297,7 +308,10 @@ impl Qp {
         }
         let sges = self.body.recv.sges.get(..self.body.recv.sge_count).unwrap_or_default();
         let pd = self.body.recv.pd;
-        transfer::scatter(&env.mrs, pd, sges, offset, frame.payload()).map_err(|_| BAD_RECEIVE)?;
+        transfer::scatter(&env.mrs, pd, sges, offset, frame.payload()).map_err(|fault| match fault {
+            MrFault::NotMapped => fault.into(),
+            _ => BAD_RECEIVE,
+        })?;
         self.resp.received_bytes = offset + length;
         self.accept(1);
         if position.ends() {
@@ -351,7 +365,7 @@ impl Qp {
                 length,
                 AccessFlags::REMOTE_WRITE,
             )?;
-            region.write(0, frame.payload()).map_err(|_| ACCESS)?;
+            region.write(0, frame.payload())?;
         }
         cursor = WriteCursor { va: cursor.va.wrapping_add(u64::from(length)), left: cursor.left - length, ..cursor };
         self.resp.write = cursor;
@@ -428,8 +442,7 @@ impl Qp {
             } else {
                 (value == request.compare).then_some(request.swap_or_add)
             }
-        });
-        let original = original.map_err(|_| ACCESS)?;
+        })?;
         self.resp.msn = self.resp.msn.add(1);
         self.add_resource(Resource {
             first_psn: self.resp.epsn,
@@ -634,11 +647,12 @@ impl Qp {
             Some(original) => self.send_atomic_ack(env, tx, &resource, original),
             None => self.send_read_response(env, tx, &resource),
         };
-        if !sent {
-            // The region is gone, or lost its right: the request can't be answered any more.
+        if let Err(fault) = sent {
+            // The region is gone, or lost its right or its memory: the request can't be answered any more.
             self.clear_resources();
             let psn = resource.first_psn.add(resource.next);
-            self.refuse_fatal(env, psn, NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
+            let (code, cause) = nak_of(fault);
+            self.refuse_fatal(env, psn, code, cause);
             return Step::Idle;
         }
         let place = &mut self.body.resources[index];
@@ -665,7 +679,7 @@ impl Qp {
     }
 
     #[inline]
-    fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> bool {
+    fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> Result<(), MrFault> {
         let offset = r.next << self.mtu.shift();
         let payload_len = (r.end_bytes - offset).min(self.mtu.bytes());
         // A repeat that starts inside the message goes on where the first answer stopped, as rxe does.
@@ -680,10 +694,10 @@ impl Qp {
         let ext: &[u8] = if first || last { &aeth } else { &[] };
         let bth = self.response_bth(opcode, r.first_psn.add(r.next));
         let body = &*self.body;
-        let Some(path) = &body.path else { return false };
+        let path = body.path.as_ref().ok_or(MrFault::NoRight)?;
         let (template, dest) = (path.template(), path.dest(self.dest_qpn));
         let frame_len = template.frame_len(ext.len(), payload_len as usize);
-        let mut found = true;
+        let mut found = Ok(());
         let sent = tx.push(dest, frame_len, |buf| {
             template.write_packet(buf, &bth, ext, payload_len as usize, |payload, crc| {
                 if payload.is_empty() {
@@ -692,26 +706,36 @@ impl Qp {
                 let va = r.va.wrapping_add(u64::from(offset));
                 let region =
                     env.mrs.resolve_remote(r.rkey, (self.pd, self.qpn), va, payload_len, AccessFlags::REMOTE_READ);
-                let copied = region.ok().and_then(|region| region.read_crc(0, payload, crc).ok());
-                found = copied.is_some();
-                copied.unwrap_or(crc)
+                region.and_then(|region| region.read_crc(0, payload, crc)).unwrap_or_else(|fault| {
+                    found = Err(fault);
+                    crc
+                })
             });
-            found
+            found.is_ok()
         });
-        if sent {
-            env.count_transmit(self.port, dest, frame_len);
+        found?;
+        // A frame that does not fit the port is no fault of the region's; it can't be sent all the same.
+        if !sent {
+            return Err(MrFault::NoRight);
         }
-        sent
+        env.count_transmit(self.port, dest, frame_len);
+        Ok(())
     }
 
-    fn send_atomic_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource, original: u64) -> bool {
+    fn send_atomic_ack<T: TxBatch>(
+        &mut self,
+        env: &mut Env,
+        tx: &mut T,
+        r: &Resource,
+        original: u64,
+    ) -> Result<(), MrFault> {
         let mut ext = [0; AethRepr::LEN + AtomicAckEthRepr::LEN];
         let aeth = AethRepr { syndrome: Syndrome::Ack { credits: CREDITS_NOT_IN_USE }, msn: r.msn };
         let (head, tail) = ext.split_at_mut(AethRepr::LEN);
         head.copy_from_slice(&aeth.to_bytes());
         tail.copy_from_slice(&AtomicAckEthRepr { original }.to_bytes());
         let bth = self.response_bth(Opcode::RC_ATOMIC_ACK, r.first_psn);
-        self.push_plain(env, tx, &bth, &ext)
+        if self.push_plain(env, tx, &bth, &ext) { Ok(()) } else { Err(MrFault::NoRight) }
     }
 
     /// Sends the acknowledgement or NAK that is due, after the answers to what came before it.

@@ -13,6 +13,7 @@ impl From<MrFault> for ErrorCause {
             MrFault::WrongPd => Self::WrongPd,
             MrFault::OutOfRange => Self::OutOfRange,
             MrFault::NoRight => Self::NoRight,
+            MrFault::NotMapped => Self::NotMapped,
         }
     }
 }
@@ -71,7 +72,7 @@ pub(crate) fn gather(
     for_each_piece(sges, skip, payload.len(), |sge, addr, range| {
         let region = mrs.resolve(sge.lkey, pd, addr, range.len() as u32, AccessFlags::NONE)?;
         let part = payload.get_mut(range).ok_or(MrFault::OutOfRange)?;
-        crc = region.read_crc(0, part, crc).map_err(|_| MrFault::OutOfRange)?;
+        crc = region.read_crc(0, part, crc)?;
         Ok(())
     })?;
     Ok(crc)
@@ -83,6 +84,6 @@ pub(crate) fn scatter(mrs: &MrTable, pd: u32, sges: &[Sge], skip: u32, payload: 
     for_each_piece(sges, skip, payload.len(), |sge, addr, range| {
         let region = mrs.resolve(sge.lkey, pd, addr, range.len() as u32, AccessFlags::LOCAL_WRITE)?;
         let part = payload.get(range).ok_or(MrFault::OutOfRange)?;
-        region.write(0, part).map_err(|_| MrFault::OutOfRange)
+        region.write(0, part)
     })
 }

@@ -84,7 +84,7 @@ impl Shard {
             Command::ChangePort { port, config } => self.change_port(port, config),
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
-                Answer::Counters(Box::new((self.env.counters, ports)))
+                Answer::Counters(Box::new((self.counters(), ports)))
             }
         }
     }

@@ -315,8 +315,14 @@ impl Shard {
     }
 
     /// The shard's counters.
-    pub fn counters(&self) -> &ShardCounters {
-        &self.env.counters
+    pub fn counters(&self) -> ShardCounters {
+        let process = self.env.mrs.process_tally();
+        ShardCounters {
+            process_memory_reads: process.reads,
+            process_memory_writes: process.writes,
+            process_memory_faults: process.faults,
+            ..self.env.counters
+        }
     }
 
     /// What this shard saw of a port.

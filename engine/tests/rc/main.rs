@@ -5,6 +5,7 @@
 //! * [`completions`], [`srq`], [`qp_states`], [`work_requests`], [`windows`]: what an application sees.
 //! * [`post_mortem`]: what an operator sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
+//! * [`process_memory`]: regions of memory that no engine maps.
 //! * [`network`], [`hostile`]: what is none of our business, and what is meant to harm.
 
 #[path = "../support/mod.rs"]
@@ -19,6 +20,7 @@ mod paths;
 mod peer;
 mod ports;
 mod post_mortem;
+mod process_memory;
 mod qp_states;
 mod recovery;
 mod requester;

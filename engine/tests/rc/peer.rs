@@ -237,7 +237,7 @@ impl Pair {
     }
 
     pub(crate) fn counters(&mut self, side: usize) -> ShardCounters {
-        *self.hosts[side].shard().counters()
+        self.hosts[side].shard().counters()
     }
 
     pub(crate) fn port_counters(&mut self, side: usize) -> PortCounters {

@@ -197,7 +197,7 @@ impl Client {
     }
 
     fn open(host: &mut Host, uid: u32, memory_bytes: u64, region_bytes: u64) -> Self {
-        let session = host.control.open_session(Peer { pid: 1, uid }).unwrap();
+        let session = host.control.open_session(Peer { pid: std::process::id(), uid }).unwrap();
         let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "test".to_owned() };
         assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
         let Reply::Handle(pd) = host.request(session, Request::AllocPd, vec![]).0 else { panic!() };
