@@ -35,9 +35,14 @@ pub(crate) fn ring(eventfd: BorrowedFd<'_>) {
     let _ = nix::unistd::write(eventfd, &1u64.to_ne_bytes());
 }
 
-/// Takes an eventfd's count, so that it is not readable until it is rung again.
+/// Takes an eventfd's count, so that it is not readable until it is rung again. The caller keeps others from doing the same, so
+/// that the read does not wait even if the descriptor is a blocking one.
 pub(crate) fn drain(eventfd: BorrowedFd<'_>) {
-    let _ = nix::unistd::read(eventfd, &mut [0; 8]);
+    if ppoll(&mut [PollFd::new(eventfd, PollFlags::POLLIN)], Some(TimeSpec::new(0, 0)), None)
+        .is_ok_and(|count| count > 0)
+    {
+        let _ = nix::unistd::read(eventfd, &mut [0; 8]);
+    }
 }
 
 /// Makes reads of a descriptor return at once.
@@ -84,7 +89,7 @@ impl Deadline {
 pub(crate) struct Events {
     dead: AtomicBool,
     queue: Mutex<VecDeque<AsyncEvent>>,
-    /// Readable while the queue holds something.
+    /// Readable while the queue holds something. Blocking or not is the application's to say: it may have the descriptor.
     ready: EventFd,
     /// Completion channels, to be notified when the daemon is gone.
     channels: Mutex<Vec<Weak<Notifier>>>,
@@ -92,7 +97,7 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) fn new() -> Result<Self, VerbsError> {
-        let ready = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let ready = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC);
         let ready = ready.map_err(VerbsError::os("eventfd"))?;
         Ok(Self { dead: AtomicBool::new(false), queue: Mutex::default(), ready, channels: Mutex::default() })
     }
