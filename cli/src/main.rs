@@ -1,4 +1,5 @@
-//! `ferroce`: looks into a running daemon through its control socket, into captures of RoCE traffic, and tries whether a peer answers.
+//! `ferroce`: looks into a running daemon through its control socket, into captures of RoCE traffic, and tries whether a peer answers;
+//! starts programs of others over it.
 //!
 //! One file a command. Exit status: 0 done, 1 the answer is negative, 2 there is no answer ([`outcome::Outcome`]).
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@ mod qp;
 mod report;
 mod res;
 mod rping;
+mod run;
 mod stat;
 
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -61,6 +63,9 @@ enum Command {
     /// Clients and what they hold, or the regions of all of them.
     #[command(after_help = "Example: ferroce res mr")]
     Res(res::Args),
+    /// Starts a program that was built for rdma-core (libibverbs) over the daemons of this host.
+    #[command(after_help = "Example: ferroce run -- ibv_devinfo -v")]
+    Run(run::Args),
     /// Decodes a capture (pcap or pcapng, Ethernet) and checks every ICRC.
     #[command(after_help = "Example: tcpdump -i eth0 -w - udp port 4791 | ferroce pcap -")]
     Pcap(pcap::Args),
@@ -99,6 +104,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Stat(args) => stat::run(&connect()?, args, cli.json, out),
         Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
         Command::Res(args) => res::run(&connect()?, args, cli.json, out),
+        Command::Run(args) => run::run(args, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
         Command::Rping(args) => rping::run(&cli.socket, args, out),
         Command::Pingpong(args) => pingpong::run(&cli.socket, args, cli.json, out),

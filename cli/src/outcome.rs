@@ -8,6 +8,7 @@ use ferroce::VerbsError;
 use crate::client::ClientError;
 use crate::pcap::CaptureError;
 use crate::pingpong::PingpongError;
+use crate::run::RunError;
 
 /// End of a command that could give its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,9 @@ pub(crate) enum CommandError {
     /// The pingpong.
     #[error(transparent)]
     Pingpong(#[from] PingpongError),
+    /// A program that was to be started.
+    #[error(transparent)]
+    Run(#[from] RunError),
     /// Standard output.
     #[error("can't write the output: {0}")]
     Output(#[from] io::Error),
