@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use shm::attr::{AccessFlags, GidEntry, GidType, QpAttr, QpAttrMask, QpState};
 use shm::control::cm::{CmEventType, ConnParam};
+use shm::control::post_mortem::PeerAttr;
 use wire::cm::{AnsweredMessage, Ari, PortSpace, RejReason, SidrStatus};
-use wire::{Gid, Qkey};
+use wire::{Gid, Qkey, Qpn};
 
 use super::id::{Id, Path};
 use super::refusal::{errno, refuse};
@@ -183,6 +184,24 @@ impl Cm {
                 refuse(errno::EINVAL, message)
             }
         }
+    }
+
+    /// Our QP of a connection, and what was agreed on with the peer about its own. `None` as long as either is not known.
+    pub fn peer_of(&self, id: CmId) -> Option<(Qpn, PeerAttr)> {
+        let entry = self.id(id).ok()?;
+        let link = entry.link.as_ref()?;
+        let known = link.local_qpn.value() != 0 && link.remote_qpn.value() != 0;
+        let peer = PeerAttr {
+            qpn: link.remote_qpn.value(),
+            starting_psn: link.receive_psn.value(),
+            path_mtu: entry.path?.mtu.code(),
+            responder_resources: link.initiator_depth,
+            initiator_depth: link.responder_resources,
+            timeout: link.ack_timeout,
+            retry_cnt: link.retry_count,
+            rnr_retry: link.rnr_retry_count,
+        };
+        known.then_some((link.local_qpn, peer))
     }
 
     fn init_attr(&self, entry: &Id, attr: QpAttr) -> Result<(QpAttr, QpAttrMask), CmRefusal> {

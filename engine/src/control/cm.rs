@@ -257,7 +257,10 @@ impl Control {
             }
             CmRequest::QueryId { id } => return Ok(Reply::Cm(CmReply::Id(Box::new(cm.query_id(id_of(id)?)?)))),
             CmRequest::InitQpAttr { id, qp_state } => {
-                let (attr, mask) = cm.init_qp_attr(id_of(id)?, qp_state)?;
+                let id = id_of(id)?;
+                let (attr, mask) = cm.init_qp_attr(id, qp_state)?;
+                // The active side has named its QP by now, the passive side does when it accepts.
+                self.post_mortems.set_peer(cm.peer_of(id));
                 return Ok(Reply::Cm(CmReply::QpAttr { attr: Box::new(attr), mask }));
             }
             CmRequest::ResolveRoute { id, .. } => {
@@ -272,7 +275,9 @@ impl Control {
             }
             CmRequest::Accept { id, param } => {
                 require_own_qp(session, &param)?;
-                cm.accept(now, id_of(id)?, &param)?;
+                let id = id_of(id)?;
+                cm.accept(now, id, &param)?;
+                self.post_mortems.set_peer(cm.peer_of(id));
             }
             CmRequest::Reject { id, private_data, reason } => {
                 cm.reject(now, id_of(id)?, RejReason(reason), &private_data)?;

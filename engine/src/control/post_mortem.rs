@@ -33,6 +33,13 @@ pub(super) struct PostMortems {
 }
 
 impl PostMortems {
+    /// Keeps what was agreed on with the peer of a QP, if anything was.
+    pub(super) fn set_peer(&mut self, agreed: Option<(Qpn, PeerAttr)>) {
+        if let Some((qpn, peer)) = agreed {
+            self.peers.insert(qpn.value(), peer);
+        }
+    }
+
     fn add(&mut self, kept: Kept, limit: usize) {
         if self.kept.len() >= limit {
             self.kept.pop_front();
@@ -44,12 +51,6 @@ impl PostMortems {
 }
 
 impl Control {
-    /// Tells what a connection manager has learned of the peer of a QP of this engine, to be shown if it breaks. Forgotten
-    /// when the QP is destroyed.
-    pub fn set_peer_attr(&mut self, qpn: Qpn, peer: PeerAttr) {
-        self.post_mortems.peers.insert(qpn.value(), peer);
-    }
-
     /// Fetches what broke on a shard. `session` are the books of session `number`, which are outside `self` at this time.
     fn fetch_breaks<S: Shards>(&mut self, shards: &mut S, shard: u8, number: u32, session: &Session) {
         let Answer::Breaks(records) = shards.command(shard, Command::TakeBreaks) else { return };

@@ -52,6 +52,31 @@ fn data_crosses_a_connection_that_ids_have_made() {
 }
 
 #[test]
+fn a_post_mortem_has_what_was_agreed_on_with_the_peer() {
+    let mut world = World::new();
+    world.connect();
+    // A key that nobody has breaks both QPs.
+    let wqe = SendWqe { opcode: WrOpcode::RdmaRead as u8, rkey: 0x77, wr_id: 9, ..SendWqe::default() };
+    let sge = [world.pair.clients[0].sge(0, 8)];
+    world.pair.qps[0].post(wqe, &sge);
+    world.pair.exchange();
+    assert_eq!(world.pair.completions(0), [(9, WcStatus::RemAccessErr)]);
+    let found = [0, 1].map(|side| {
+        let (qpn, session) = (world.pair.qps[side].qpn, world.pair.clients[side].session);
+        let reply = world.pair.hosts[side].request(session, Request::WhyQp { qpn }, vec![]).0;
+        let Reply::PostMortem(found) = reply else { panic!("{reply:?}") };
+        (found.peer.expect("the connection manager knows the peer"), found.attr)
+    });
+    for (side, (peer, ours)) in found.iter().enumerate() {
+        let theirs = &found[1 - side].1;
+        assert_eq!(peer.qpn, world.pair.qps[1 - side].qpn);
+        assert_eq!((peer.starting_psn, peer.path_mtu), (theirs.sq_psn, theirs.path_mtu));
+        assert_eq!((peer.initiator_depth, peer.responder_resources), (4, 4));
+        assert_eq!((peer.retry_cnt, peer.rnr_retry, peer.timeout), (ours.retry_cnt, ours.rnr_retry, ours.timeout));
+    }
+}
+
+#[test]
 fn data_before_the_rtu_establishes_by_itself() {
     let mut world = World::new();
     let (listener, active) = (world.listener(1), world.routed(0));
