@@ -11,10 +11,11 @@ use daemon::embedded::{PAIR_ADDRESSES, PolledNode, engine_config, polled_pair, t
 use daemon::{IdlePolicy, LcoreSetup};
 use ferroce::cm::CmEventType::{
     self, AddrError, AddrResolved, ConnectRequest, Disconnected, Established, Rejected, RouteResolved, TimewaitExit,
+    Unreachable,
 };
 use ferroce::cm::{CmEvent, CmId, ConnParam, EventChannel, PortSpace, SyncId};
 use ferroce::control::{Reply, Request};
-use ferroce::{Context, QpInit, QpState, QueuePair, RecvWr, SendWr, WcStatus, WorkCompletion};
+use ferroce::{Context, QpInit, QpState, QpType, QueuePair, RecvWr, SendWr, WcStatus, WorkCompletion};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use support::{PATIENCE, Peer};
 
@@ -264,6 +265,48 @@ fn events_move_with_their_id_to_another_channel() {
     taken.id().migrate(&other).unwrap();
     first.disconnect().unwrap();
     assert_eq!(expect(&other, Disconnected).id(), taken.id());
+}
+
+#[test]
+fn the_qp_of_a_datagram_service_is_found_by_its_port() {
+    let nodes = polled_pair(&engine_config("ferroce0")).unwrap();
+    let [client, server] = nodes.each_ref().map(|node| Host::new(context(node)));
+    let create_qp = |host: &Host, id: &CmId| {
+        let init = QpInit { qp_type: QpType::Ud, ..QpInit::rc(&host.peer.cq) };
+        id.create_qp(&host.peer.pd, &init).unwrap()
+    };
+    let listener = server.channel.create_id(PortSpace::Udp).unwrap();
+    listener.bind_addr(server_address(PORT)).unwrap();
+    listener.listen(1).unwrap();
+
+    let resolved = || {
+        let id = client.channel.create_id(PortSpace::Udp).unwrap();
+        id.resolve_addr(None, server_address(PORT), TIMEOUT).unwrap();
+        expect(&client.channel, AddrResolved);
+        id.resolve_route(TIMEOUT).unwrap();
+        expect(&client.channel, RouteResolved);
+        id
+    };
+    let id = resolved();
+    assert_eq!(create_qp(&client, &id).state(), QpState::Rts);
+    id.connect(&saying("where?")).unwrap();
+    let request = expect(&server.channel, ConnectRequest);
+    assert_eq!(words(&request), "where?");
+    let qp = create_qp(&server, request.id());
+    request.id().accept(&ConnParam { private_data: b"here".to_vec(), ..request.answer() }).unwrap();
+    let found = expect(&client.channel, Established);
+    assert_eq!((words(&found).as_str(), found.param().qp_num), ("here", qp.qpn().value()));
+    assert_eq!(found.param().qkey, qp.query().unwrap().qkey);
+    assert_eq!(found.ah_attr().unwrap().dgid.ip(), PAIR_ADDRESSES[1]);
+
+    let id = resolved();
+    create_qp(&client, &id);
+    id.connect(&saying("and again?")).unwrap();
+    expect(&server.channel, ConnectRequest).id().reject(b"").unwrap();
+    // As Linux tells it: the status is the SIDR_REP's.
+    let refused = expect(&client.channel, Unreachable);
+    assert_eq!((refused.id(), refused.status()), (&id, 2));
+    assert_eq!(refused.error().unwrap().errno(), nix::libc::ECONNREFUSED);
 }
 
 #[test]

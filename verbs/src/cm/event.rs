@@ -38,7 +38,8 @@ impl CmEvent {
         self.listener.as_ref()
     }
 
-    /// 0, a negative errno, or with `REJECTED` the REJ reason (28: the application's own).
+    /// 0, or a negative errno; with `REJECTED` the REJ reason (28: the application's own), with `UNREACHABLE` of a datagram
+    /// service the status of its SIDR_REP (2: the application's own).
     pub fn status(&self) -> i32 {
         self.raw.status
     }
@@ -132,7 +133,7 @@ pub enum CmError {
     Event {
         /// What happened.
         event: CmEventType,
-        /// A negative errno, or with `REJECTED` the REJ reason.
+        /// As [`CmEvent::status`].
         status: i32,
         /// Why, in a sentence; may be empty.
         message: String,
@@ -165,7 +166,8 @@ impl CmError {
         match self {
             Self::Event { event: CmEventType::Rejected, .. } => Errno::ECONNREFUSED as i32,
             Self::Event { event: CmEventType::Disconnected, .. } => Errno::ECONNRESET as i32,
-            Self::Event { status: 0, .. } => Errno::EIO as i32,
+            Self::Event { event: CmEventType::Unreachable, status: 1.., .. } => Errno::ECONNREFUSED as i32,
+            Self::Event { status: 0.., .. } => Errno::EIO as i32,
             Self::Event { status, .. } => status.saturating_neg(),
             Self::QpType { .. } | Self::HasQp { .. } | Self::OtherContext { .. } => Errno::EINVAL as i32,
         }
@@ -179,6 +181,7 @@ fn describe(event: CmEventType, status: i32, message: &str) -> String {
         (CmEventType::Rejected, reason) => format!("the peer rejected the connection, reason {reason}"),
         (CmEventType::Disconnected, _) => "the peer disconnected".to_owned(),
         (_, 0) => name.to_owned(),
+        (_, 1..) => format!("{name}, status {status}"),
         (_, status) => format!("{name}: {}", Errno::from_raw(status.saturating_neg()).desc()),
     }
 }

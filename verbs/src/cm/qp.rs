@@ -83,11 +83,7 @@ impl CmId {
             return Err(CmError::HasQp { qpn: qp.qpn() });
         }
         let port_space = self.port_space();
-        let suits = match port_space {
-            PortSpace::Tcp => qp_type != QpType::Ud,
-            PortSpace::Udp => qp_type == QpType::Ud,
-            PortSpace::Ib => true,
-        };
+        let suits = (port_space == PortSpace::Udp) == (qp_type == QpType::Ud);
         if suits { Ok(()) } else { Err(CmError::QpType { port_space, qp_type }) }
     }
 

@@ -148,14 +148,14 @@ impl SyncId {
         Ok(Some(request))
     }
 
-    /// As [`CmId::connect`], until the connection is established.
+    /// As [`CmId::connect`], until the connection is established; without a QP, until the peer has accepted.
     ///
     /// # Errors
     /// As there, or [`super::CmError::Event`]: `ECONNREFUSED` if the peer rejects, `ETIMEDOUT` if it does not answer.
     pub fn connect(&mut self, param: &ConnParam) -> Result<(), VerbsError> {
         self.id.connect(param)?;
-        let has_qp = self.id.qp().is_some();
-        self.wait(if has_qp { CmEventType::Established } else { CmEventType::ConnectResponse })
+        let is_ready = self.id.port_space() == PortSpace::Udp || self.id.qp().is_some();
+        self.wait(if is_ready { CmEventType::Established } else { CmEventType::ConnectResponse })
     }
 
     /// As [`CmId::accept`], until the connection is established. A UD service has nothing to wait for.
