@@ -458,7 +458,16 @@ fn other_abi_version_is_named() {
 fn answer_to_another_question_exits_2() {
     let daemon =
         FakeDaemon::start(|request| Some(if matches!(request, Request::Hello { .. }) { hello() } else { Reply::Done }));
-    for args in [&["devinfo"][..], &["stat"], &["qp"], &["qp", "1"], &["qp", "why"], &["qp", "why", "1"], &["res"], &["res", "mr"]] {
+    for args in [
+        &["devinfo"][..],
+        &["stat"],
+        &["qp"],
+        &["qp", "1"],
+        &["qp", "why"],
+        &["qp", "why", "1"],
+        &["res"],
+        &["res", "mr"],
+    ] {
         let run = ask(&daemon, args);
         assert_eq!(run.status, 2, "{args:?}");
         assert!(run.stderr.contains("another question"), "{args:?}: {}", run.stderr);

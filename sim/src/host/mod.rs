@@ -290,7 +290,7 @@ impl Host {
     pub fn shard_counters(&self) -> ShardCounters {
         let mut sum = ShardCounters::default();
         for shard in &self.lock().engine.shards {
-            sum.add(shard.counters());
+            sum.add(&shard.counters());
         }
         sum
     }
