@@ -15,6 +15,7 @@ import rows
 import rows_faults  # noqa: F401 (registers its rows)
 import rows_pingpong  # noqa: F401 (registers its rows)
 import rows_rc  # noqa: F401 (registers its rows)
+import rows_rping  # noqa: F401 (registers its rows)
 from image import Image, ImageError
 from lab import FERROCE_ADDRESSES, FERROCE_MAC, RXE_ADDRESSES, Lab, LabError, make_network
 from verbs import RowFailed, Side

@@ -5,13 +5,13 @@ import subprocess
 import time
 
 from lab import FERROCE_ADDRESSES, RXE_ADDRESSES
+from programs import SECONDS_MAX, finish
 from rows import row
 from rows_rc import MTUS
 from verbs import RowFailed
 
 # The client is who requests first. The ibv programs can't play with messages of nothing: rxe registers no memory of 0 bytes.
 SIZES = (1, 1024, 1025, 65536, 1 << 20)
-SECONDS_MAX = 60
 TCP_PORT = 18515
 # Both sides' GIDs of an address.
 RXE_GID_INDEX = {4: 1, 6: 2}
@@ -44,15 +44,6 @@ def play(lab, client, kind, *options, version=4):
         raise RowFailed(f"ferroce ended with {ferroce.returncode}: {output[-400:]!r}, {theirs} with {status}: {peer_output[-400:]!r}")
     if "invalid data" in peer_output:
         raise RowFailed(f"{theirs}: {peer_output[-400:]!r}")
-
-
-def finish(process, seconds=SECONDS_MAX):
-    """Waits for the process's end, and brings it about. Returns what it said."""
-    try:
-        return process.communicate(timeout=seconds)[0]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()[0]
 
 
 def wait_for_listener(process):

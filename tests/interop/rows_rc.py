@@ -115,15 +115,13 @@ def atomics(_lab, requester, responder):
     expect("the sum", link.remote.word(4096), 3 * count)
 
 
-@row(fast=True)
-def invalidate(_lab, requester, responder):
+def invalidate(requester, responder, by_window):
     """A SEND takes away the key by which a WRITE was allowed."""
     for size in (16, 3000):
         link = Link(requester, responder, region_access=ALL_RIGHTS | MW_BIND, responder_access=ALL_RIGHTS | MW_BIND)
-        if responder.name == "rxe":
+        rkey = link.remote.rkey
+        if by_window:
             rkey = responder.call("window", qp=link.b.qp, mr=link.remote.mr, access=REMOTE_WRITE)["rkey"]
-        else:
-            rkey = link.remote.rkey
         receive = responder.region(4096)
         link.local.write(content(size))
         link.a.post(link.one(WRITE, size, rkey=rkey))
@@ -133,10 +131,22 @@ def invalidate(_lab, requester, responder):
         link.a.post(link.one(SEND_WITH_INV, size, invalidate=rkey))
         link.a.poll_ok()
         (received,) = link.b.poll_ok()
-        # rxe tells its kernel's users only, IBTA 11.4.2.1 any.
+        # rxe tells the users of its kernel only.
         expect("the invalidated key as the completion has it", received["invalidated"], None if responder.name == "rxe" else rkey)
         link.a.post(link.one(WRITE, size, rkey=rkey))
         link.a.expect_status(REM_ACCESS_ERR)
+
+
+@row(fast=True)
+def invalidate_window(_lab, requester, responder):
+    """That of a memory window of type 2."""
+    invalidate(requester, responder, by_window=True)
+
+
+@row(directions=[("rxe", "ferroce")])
+def invalidate_region(_lab, requester, responder):
+    """That of an ordinary region, which rxe does not let go."""
+    invalidate(requester, responder, by_window=False)
 
 
 @row(variants=[(1,), (16,)])

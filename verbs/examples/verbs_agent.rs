@@ -18,9 +18,10 @@
 //! | `recv` | `queue` (a QP or an SRQ), `count`, `wr_id` of the first, `sge`; each begins where the one before ends | |
 //! | `send` | `qp`, `wrs`: `wr_id`, `opcode`, `flags`, `sges`, `remote_addr`, `rkey`, `imm`, `invalidate`, `compare_add`, `swap` | |
 //! | `poll` | `qp`, `count`, `timeout` in seconds | `completions`, fewer if the time was over |
+//! | `window` | `qp`, `mr`, `access` | `mr` (the number of the window), `rkey`: a window of type 2 on all of the region, bound |
 //! | `write` | `mr`, `offset`, `hex` | |
 //! | `read` | `mr`, `offset`, `bytes` | `hex` |
-//! | `dereg` | `mr` | |
+//! | `dereg` | `mr`, which may be a window | |
 //! | `state` | `qp` | `state` |
 //! | `reset` | | everything is destroyed |
 //!
@@ -37,8 +38,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser;
 use ferroce::{
     AccessFlags, CompletionChannel, ConnectAttr, Context, CqInit, DEFAULT_SOCKET, Gid, MemoryPool, MemoryRegion,
-    PageSize, PathMtu, ProtectionDomain, Psn, QpCap, QpInit, Qpn, QueuePair, RecvWr, RemoteQp, SendFlags, SendWr, Sge,
-    SharedReceiveQueue, SrqAttr, WorkCompletion, WrOpcode,
+    MemoryWindow, MwType, PageSize, PathMtu, ProtectionDomain, Psn, QpCap, QpInit, Qpn, QueuePair, RecvWr, RemoteQp,
+    SendFlags, SendWr, Sge, SharedReceiveQueue, SrqAttr, WorkCompletion, WrOpcode,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -66,6 +67,7 @@ enum Request {
     Recv { queue: u32, count: u32, wr_id: u64, sge: SgeSpec },
     Send { qp: u32, wrs: Vec<SendSpec> },
     Poll { qp: u32, count: usize, timeout: f64 },
+    Window { qp: u32, mr: u32, access: u32 },
     Write { mr: u32, offset: u64, hex: String },
     Read { mr: u32, offset: u64, bytes: usize },
     Dereg { mr: u32 },
@@ -115,6 +117,7 @@ struct SendSpec {
 /// What requests have made.
 enum Object {
     Mr(MemoryRegion),
+    Window(MemoryWindow),
     Srq(SharedReceiveQueue),
     Qp(QueuePair, CompletionChannel),
 }
@@ -183,6 +186,7 @@ impl Agent {
                 }
             }
             Request::Poll { qp, count, timeout } => return self.poll(qp, count, Duration::try_from_secs_f64(timeout)?),
+            Request::Window { qp, mr, access } => return self.bind(qp, mr, AccessFlags(access)),
             Request::Write { mr, offset, hex } => self.mr(mr)?.write(offset, &from_hex(&hex)?)?,
             Request::Read { mr, offset, bytes } => {
                 let mut data = vec![0; bytes];
@@ -191,10 +195,16 @@ impl Agent {
             }
             Request::Dereg { mr } => match self.objects.remove(&mr) {
                 Some(Object::Mr(mr)) => mr.dereg()?,
+                Some(Object::Window(window)) => window.dealloc()?,
                 _ => return Err(anyhow!("no region {mr}")),
             },
             Request::State { qp } => return Ok(json!({ "state": self.qp(qp)?.0.query()?.qp_state.code() })),
-            Request::Reset => self.objects.clear(),
+            Request::Reset => {
+                // A region on which a window is bound stays: windows and QPs go first.
+                self.objects.retain(|_, object| !matches!(object, Object::Window(_)));
+                self.objects.retain(|_, object| !matches!(object, Object::Qp(..)));
+                self.objects.clear();
+            }
         }
         Ok(json!({}))
     }
@@ -212,6 +222,18 @@ impl Agent {
         let mr = pool.register(&self.pd, 0..bytes, access)?;
         let (lkey, rkey, addr) = (mr.lkey(), mr.rkey(), mr.addr());
         Ok(json!({ "mr": self.keep(Object::Mr(mr)), "lkey": lkey, "rkey": rkey, "addr": addr }))
+    }
+
+    fn bind(&mut self, qp: u32, mr: u32, access: AccessFlags) -> anyhow::Result<Value> {
+        let region = self.mr(mr)?;
+        let window = self.pd.alloc_mw(MwType::Type2)?;
+        let rkey = window.next_rkey();
+        let bind = window.bind_info(region, 0, region.length(), access)?;
+        let (queue, _) = self.qp(qp)?;
+        queue.post_send(&SendWr::bind_mw(0, &window, rkey, &bind).signaled())?;
+        let bound = self.poll(qp, 1, Duration::from_secs(5))?;
+        ensure!(bound["completions"][0]["status"] == 0, "binding a window ended with {bound}");
+        Ok(json!({ "mr": self.keep(Object::Window(window)), "rkey": rkey }))
     }
 
     fn create_qp(&mut self, srq: Option<u32>) -> anyhow::Result<Value> {
