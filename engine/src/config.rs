@@ -47,10 +47,11 @@ pub struct Limits {
     pub max_neighbour: u32,
     /// Post-mortems that are kept, and that each shard holds until they are fetched.
     pub max_post_mortem: u32,
-    /// Connection-manager ids of all sessions together, those in time wait included; a session has half of them at most.
-    pub max_cm_id: u32,
-    /// What one user may have of the sessions, QPs, CQs, SRQs, regions, neighbours and ring memory that all share, percent: 1 to 100.
+    /// What one user may have of the sessions, QPs, CQs, SRQs, regions, neighbours, ring memory and
+    /// connection-manager ids that all share, percent: 1 to 100.
     pub user_share_percent: u8,
+    /// Connection-manager ids of all sessions together, those in time wait included.
+    pub max_cm_id: u32,
 }
 
 impl Limits {

@@ -323,7 +323,7 @@ impl Cm {
     }
 
     /// Path and VLAN from `source`, or from the address of ours that has most in common with the destination.
-    fn route(&self, source: Option<IpAddr>, destination: IpAddr) -> Option<(Path, Option<u16>)> {
+    pub(super) fn route(&self, source: Option<IpAddr>, destination: IpAddr) -> Option<(Path, Option<u16>)> {
         let peer = Gid::from_ip(destination);
         let (port, entry) = match source {
             Some(source) => self.find_gid(source)?,
@@ -347,7 +347,7 @@ impl Cm {
     }
 
     /// Our addresses, for sentences.
-    fn addresses(&self) -> String {
+    pub(super) fn addresses(&self) -> String {
         let all: Vec<String> = self.gids().map(|(_, entry)| entry.gid.ip().to_string()).collect();
         if all.is_empty() { "it has none".to_owned() } else { format!("it has {}", all.join(", ")) }
     }

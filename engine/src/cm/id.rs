@@ -1,6 +1,7 @@
 //! An id: what it is bound to, its path, and the connection it has or is making.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use shm::attr::AhAttr;
 use shm::control::cm::{CmEventType, CmIdInfo, ConnParam};
@@ -229,6 +230,8 @@ pub(super) struct Id {
     pub(super) waiting: u32,
     /// Of a request: who listened.
     pub(super) listener: Option<CmId>,
+    /// Multicast groups that it has joined.
+    pub(super) groups: BTreeSet<IpAddr>,
     /// Its timer.
     pub(super) deadline: Time,
 }
@@ -248,6 +251,7 @@ impl Id {
             backlog: 0,
             waiting: 0,
             listener: None,
+            groups: BTreeSet::new(),
             deadline: Time::NEVER,
         }
     }

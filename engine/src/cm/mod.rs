@@ -21,6 +21,7 @@ mod explain;
 mod handle;
 mod id;
 mod mads;
+mod multicast;
 mod ports;
 mod refusal;
 mod request;

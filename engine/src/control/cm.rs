@@ -17,7 +17,7 @@ use super::session::Session;
 use super::{Answered, Control, Refusal, errno, refuse};
 use crate::cm::{Cm, CmConfig, CmId, CmRefusal, NextHop};
 use crate::command::{Answer, Command, Shards};
-use crate::config::{EngineConfig, eui64};
+use crate::config::{EngineConfig, PortConfig, eui64};
 use crate::counters::CmCounters;
 use crate::events::Event;
 use crate::gsi::{IncomingMad, OutgoingMad};
@@ -64,6 +64,10 @@ struct IdBook {
 impl CmBook {
     pub(super) fn has_handle(&self, handle: u32) -> bool {
         self.channels.contains_key(&handle) || self.ids.contains_key(&handle)
+    }
+
+    pub(super) fn id_count(&self) -> usize {
+        self.ids.len()
     }
 
     pub(super) fn channel_count(&self) -> usize {
@@ -139,7 +143,6 @@ pub(super) struct CmDesk {
     /// Session and handle of every id that has an owner.
     owners: BTreeMap<CmId, (u32, u32)>,
     resolving: BTreeMap<CmId, Resolving>,
-    max_id_per_session: usize,
     /// The latest time that was told.
     now: Time,
 }
@@ -154,9 +157,13 @@ impl CmDesk {
             cm: Cm::new(cm_config, guid, &config.ports),
             owners: BTreeMap::new(),
             resolving: BTreeMap::new(),
-            max_id_per_session: (limits.max_cm_id / 2) as usize,
             now: Time::ZERO,
         }
+    }
+
+    /// Addresses or MTU of ports have changed.
+    pub(super) fn set_ports(&mut self, ports: &[PortConfig]) {
+        self.cm.set_ports(ports);
     }
 
     pub(super) fn counters(&self) -> &CmCounters {
@@ -236,9 +243,6 @@ impl Control {
             CmRequest::ResolveAddr { id, src, dst, timeout_ms } => {
                 self.resolve_cm_addr(shards, session, id, src, dst, timeout_ms)?
             }
-            CmRequest::JoinMulticast { .. } | CmRequest::LeaveMulticast { .. } => {
-                return refuse(errno::EOPNOTSUPP, "this version joins no multicast groups");
-            }
             call => self.cm_call(session, now, call)?,
         };
         Ok((reply, Vec::new()))
@@ -284,6 +288,11 @@ impl Control {
             }
             CmRequest::Notify { id } => cm.notify(now, id_of(id)?)?,
             CmRequest::Disconnect { id } => cm.disconnect(now, id_of(id)?)?,
+            CmRequest::JoinMulticast { id, group, .. } => {
+                require_room(session, id)?;
+                cm.join_multicast(id_of(id)?, group)?;
+            }
+            CmRequest::LeaveMulticast { id, group } => cm.leave_multicast(id_of(id)?, group)?,
             other => return refuse(errno::EINVAL, format!("{other:?} is no call of an id")),
         }
         Ok(Reply::Done)
@@ -296,10 +305,7 @@ impl Control {
         channel: u32,
         port_space: PortSpace,
     ) -> Result<Reply, Refusal> {
-        let max = self.cm.max_id_per_session;
-        if session.cm.ids.len() >= max {
-            return refuse(errno::ENOMEM, format!("{max} CM ids are as many as a client may have: half of max_cm_id"));
-        }
+        self.check_share(session, "CM ids", self.config.limits.max_cm_id, |session| session.cm.id_count())?;
         session.cm.channel(channel)?;
         let id = self.cm.cm.create_id(wire_space(port_space))?;
         let handle = session.handle();
@@ -390,15 +396,21 @@ impl Control {
         }
     }
 
+    /// Whether the user of a session may have one more id.
+    fn has_share_left(&self, number: u32) -> bool {
+        let Some(peer) = self.sessions.get(&number).map(|session| session.peer) else { return false };
+        let of_user = self.sessions.values().filter(|session| session.peer.uid == peer.uid);
+        let in_use = of_user.map(|session| session.cm.id_count()).sum();
+        self.refuse_over_share(peer, "CM ids", self.config.limits.max_cm_id, in_use).is_ok()
+    }
+
     /// A new id of whoever listens; if there is no room for it, the peer is refused.
     fn deliver_request(&mut self, now: Time, id: CmId, event: CmEvent) {
-        let listener = event.listen_id.and_then(|listener| self.cm.owners.get(&CmId(listener)));
-        let max = self.cm.max_id_per_session;
-        let taken = listener.copied().and_then(|(number, listener)| {
+        let listener = event.listen_id.and_then(|listener| self.cm.owners.get(&CmId(listener))).copied();
+        let taken = listener.filter(|&(number, _)| self.has_share_left(number)).and_then(|(number, listener)| {
             let session = self.sessions.get_mut(&number)?;
             let channel = session.cm.ids.get(&listener)?.channel;
-            let waiting = session.cm.channels.get(&channel)?.events.len();
-            if session.cm.ids.len() >= max || waiting >= REQUESTS_PER_CHANNEL {
+            if session.cm.channels.get(&channel)?.events.len() >= REQUESTS_PER_CHANNEL {
                 return None;
             }
             let handle = session.handle();

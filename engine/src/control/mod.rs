@@ -50,7 +50,6 @@ mod errno {
     pub(super) const ENOBUFS: i32 = 105;
     pub(super) const ETIMEDOUT: i32 = 110;
     pub(super) const EHOSTUNREACH: i32 = 113;
-    pub(super) const EOPNOTSUPP: i32 = 95;
 }
 
 /// A request that is refused: errno and sentence.
@@ -166,6 +165,7 @@ impl Control {
             events.push(AsyncEvent::GidChange { port_num });
         }
         *known = port.clone();
+        self.cm.set_ports(&self.ports);
         self.command_all(shards, || Command::ChangePort { port: port_index, config: Box::new(port.clone()) });
         events
     }

@@ -45,7 +45,8 @@ impl Control {
         self.refuse_over_share(peer, "clients", self.config.limits.max_session, in_use)
     }
 
-    fn refuse_over_share(&self, peer: Peer, what: &str, total: u32, in_use: usize) -> Result<(), Refusal> {
+    /// Refuses a user who has `in_use` of the `total`, and so its share, one more.
+    pub(super) fn refuse_over_share(&self, peer: Peer, what: &str, total: u32, in_use: usize) -> Result<(), Refusal> {
         let limits = &self.config.limits;
         let share = limits.user_share(total.into());
         // Where the share is everything, the limit of all says so itself.

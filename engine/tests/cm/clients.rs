@@ -237,12 +237,29 @@ fn a_destination_that_nobody_has_is_an_error_in_time() {
 }
 
 #[test]
-fn what_is_not_offered_says_so() {
+fn a_group_joined_says_where_to_send() {
     let mut world = World::new();
     let id = world.id(0, PortSpace::Udp);
-    let group = "239.1.1.1".parse().unwrap();
-    let (errno, _) = world.refused(0, CmRequest::JoinMulticast { id, group, receives: true });
-    assert_eq!(errno, 95);
+    let group = "239.77.0.1".parse().unwrap();
+    world.done(0, CmRequest::JoinMulticast { id, group, receives: true });
+    let event = world.expect(0, CmEventType::MulticastJoin);
+    assert_eq!((event.param.qp_num, event.param.qkey), (0xff_ffff, 0x0123_4567));
+    let ah = event.ah.unwrap();
+    assert_eq!((ah.dgid.ip(), ah.port_num, ah.hop_limit), (group, 1, 64));
+    // Such an address vector serves.
+    let (pd, session) = (world.pair.clients[0].pd, world.pair.clients[0].session);
+    let reply = world.pair.hosts[0].request(session, Request::CreateAh { pd, attr: ah }, vec![]).0;
+    assert!(matches!(reply, Reply::Handle(_)), "{reply:?}");
+
+    let tcp = world.id(0, PortSpace::Tcp);
+    for (id, group, errno) in
+        [(id, "239.77.0.1", 22), (id, "10.0.0.1", 22), (id, "ff15::1", 99), (tcp, "239.77.0.2", 22)]
+    {
+        let group = group.parse().unwrap();
+        assert_eq!(world.refused(0, CmRequest::JoinMulticast { id, group, receives: true }).0, errno, "{group}");
+    }
+    world.done(0, CmRequest::LeaveMulticast { id, group });
+    assert_eq!(world.refused(0, CmRequest::LeaveMulticast { id, group }).0, 99);
 }
 
 #[test]

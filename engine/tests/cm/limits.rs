@@ -8,14 +8,15 @@ use crate::support::HostOptions;
 use crate::world::{SECOND_NS, World};
 
 #[test]
-fn a_client_has_half_of_the_ids_and_no_more() {
+fn a_user_has_its_share_of_the_ids_and_no_more() {
     let limits = Limits { max_cm_id: 4, ..Limits::default() };
     let mut world = World::with(HostOptions::new(1), HostOptions { limits, ..HostOptions::new(2) });
     let listener = world.listener(1);
     world.id(1, PortSpace::Tcp);
+    world.id(1, PortSpace::Tcp);
     let channel = world.channels[1];
     let (errno, message) = world.refused(1, CmRequest::CreateId { channel, port_space: PortSpace::Tcp });
-    assert_eq!((errno, message.contains("max_cm_id")), (12, true), "{message}");
+    assert_eq!((errno, message.contains("3 CM ids")), (12, true), "{message}");
     // A request of a peer would be one more.
     let active = world.routed(0);
     let param = world.param(0);
