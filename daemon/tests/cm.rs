@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use daemon::embedded::{PAIR_ADDRESSES, PolledNode, engine_config, polled_pair, threaded_pair};
 use daemon::{IdlePolicy, LcoreSetup};
 use ferroce::cm::CmEventType::{
-    self, AddrError, AddrResolved, ConnectRequest, Disconnected, Established, Rejected, RouteResolved, TimewaitExit,
-    Unreachable,
+    self, AddrError, AddrResolved, ConnectRequest, Disconnected, Established, MulticastJoin, Rejected, RouteResolved,
+    TimewaitExit, Unreachable,
 };
 use ferroce::cm::{CmEvent, CmId, ConnParam, EventChannel, PortSpace, SyncId};
 use ferroce::control::{Reply, Request};
-use ferroce::{Context, QpInit, QpState, QpType, QueuePair, RecvWr, SendWr, WcStatus, WorkCompletion};
+use ferroce::{Context, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr, WcStatus, WorkCompletion};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use support::{PATIENCE, Peer};
 
@@ -307,6 +307,56 @@ fn the_qp_of_a_datagram_service_is_found_by_its_port() {
     let refused = expect(&client.channel, Unreachable);
     assert_eq!((refused.id(), refused.status()), (&id, 2));
     assert_eq!(refused.error().unwrap().errno(), nix::libc::ECONNREFUSED);
+}
+
+#[test]
+fn a_datagram_reaches_the_members_of_a_group() {
+    let nodes = polled_pair(&engine_config("ferroce0")).unwrap();
+    let hosts = nodes.each_ref().map(|node| Host::new(context(node)));
+    let group: IpAddr = "239.1.2.3".parse().unwrap();
+    let members = hosts.each_ref().map(|host| {
+        let id = host.channel.create_id(PortSpace::Udp).unwrap();
+        id.resolve_addr(None, SocketAddr::new(group, 0), TIMEOUT).unwrap();
+        expect(&host.channel, AddrResolved);
+        let init = QpInit { qp_type: QpType::Ud, ..QpInit::rc(&host.peer.cq) };
+        let qp = id.create_qp(&host.peer.pd, &init).unwrap();
+        id.join_multicast(group, true).unwrap();
+        let joined = expect(&host.channel, MulticastJoin);
+        let ah = host.peer.pd.create_ah(joined.ah_attr().unwrap()).unwrap();
+        let to = (ah, Qpn::new(joined.param().qp_num), joined.param().qkey);
+        drop(joined);
+        (id, qp, to)
+    });
+    let (sender, receiver) = (&hosts[0].peer, &hosts[1].peer);
+    let (_, qp, (ah, qpn, qkey)) = &members[0];
+    let multicast = |wr_id| {
+        let here = [sender.region.sge(0, 10).unwrap()];
+        qp.post_send(&SendWr::send(wr_id, &here).to(ah, *qpn, *qkey).signaled()).unwrap();
+        assert_eq!(sender.complete().wr_id, wr_id);
+    };
+    sender.region.write(0, b"everybody!").unwrap();
+    // 40 bytes of a datagram's receive are for its GRH.
+    let post = |wr_id| members[1].1.post_recv(&RecvWr::new(wr_id, &[receiver.region.sge(0, 64).unwrap()])).unwrap();
+    post(1);
+    multicast(10);
+    let received = receiver.complete();
+    assert_eq!((received.wr_id, received.byte_len, received.src_qpn), (1, 50, qp.qpn()));
+    let mut bytes = [0; 10];
+    receiver.region.read(40, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"everybody!");
+
+    // Who has left hears no more: what comes next is from after it joined again.
+    let (id, ..) = &members[1];
+    id.leave_multicast(group).unwrap();
+    post(2);
+    multicast(11);
+    id.join_multicast(group, true).unwrap();
+    expect(&hosts[1].channel, MulticastJoin);
+    sender.region.write(0, b"once more.").unwrap();
+    multicast(12);
+    assert_eq!(receiver.complete().wr_id, 2);
+    receiver.region.read(40, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"once more.");
 }
 
 #[test]

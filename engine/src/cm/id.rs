@@ -1,6 +1,5 @@
 //! An id: what it is bound to, its path, and the connection it has or is making.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use shm::attr::AhAttr;
@@ -228,10 +227,10 @@ pub(super) struct Id {
     pub(super) backlog: u32,
     /// Of a listener: requests that do.
     pub(super) waiting: u32,
+    /// Multicast groups that it has joined.
+    pub(super) groups: Vec<IpAddr>,
     /// Of a request: who listened.
     pub(super) listener: Option<CmId>,
-    /// Multicast groups that it has joined.
-    pub(super) groups: BTreeSet<IpAddr>,
     /// Its timer.
     pub(super) deadline: Time,
 }
@@ -250,8 +249,8 @@ impl Id {
             link: None,
             backlog: 0,
             waiting: 0,
+            groups: Vec::new(),
             listener: None,
-            groups: BTreeSet::new(),
             deadline: Time::NEVER,
         }
     }

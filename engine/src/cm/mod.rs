@@ -30,6 +30,7 @@ mod state;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use shm::attr::AhAttr;
 use shm::attr::GidEntry;
 use shm::control::cm::{CmEvent, CmEventType, CmIdInfo, ConnParam};
 use wire::cm::{CaGuid, CmMessage, CommId, TransactionId};
@@ -246,14 +247,18 @@ impl Cm {
 
     /// Tells the owner of an id something, unless it has none any more.
     fn event(&mut self, id: CmId, event: CmEventType, status: i32, param: ConnParam, message: String) {
-        let Some(entry) = self.ids.get(&id) else { return };
-        if entry.is_orphan {
-            return;
-        }
+        let Some(entry) = self.ids.get(&id).filter(|entry| !entry.is_orphan) else { return };
         let listen_id = (event == CmEventType::ConnectRequest).then(|| entry.listener.map(|id| id.0)).flatten();
         let ah = entry.datagram_ah(event);
         let info = entry.info();
         self.events.push_back((id, CmEvent { event, id: id.0, listen_id, status, param, ah, info, message }));
+    }
+
+    /// Tells the owner of an id where to send.
+    fn event_to(&mut self, id: CmId, event: CmEventType, param: ConnParam, ah: Option<AhAttr>) {
+        let Some(entry) = self.ids.get(&id) else { return };
+        let (info, listen_id, message) = (entry.info(), None, String::new());
+        self.events.push_back((id, CmEvent { event, id: id.0, listen_id, status: 0, param, ah, info, message }));
     }
 
     /// Sets or clears (`Time::NEVER`) an id's timer.

@@ -286,13 +286,13 @@ impl Control {
             CmRequest::Reject { id, private_data, reason } => {
                 cm.reject(now, id_of(id)?, RejReason(reason), &private_data)?;
             }
-            CmRequest::Notify { id } => cm.notify(now, id_of(id)?)?,
-            CmRequest::Disconnect { id } => cm.disconnect(now, id_of(id)?)?,
-            CmRequest::JoinMulticast { id, group, .. } => {
+            CmRequest::JoinMulticast { id, group } => {
                 require_room(session, id)?;
                 cm.join_multicast(id_of(id)?, group)?;
             }
             CmRequest::LeaveMulticast { id, group } => cm.leave_multicast(id_of(id)?, group)?,
+            CmRequest::Notify { id } => cm.notify(now, id_of(id)?)?,
+            CmRequest::Disconnect { id } => cm.disconnect(now, id_of(id)?)?,
             other => return refuse(errno::EINVAL, format!("{other:?} is no call of an id")),
         }
         Ok(Reply::Done)
@@ -349,11 +349,16 @@ impl Control {
         require_room(session, handle)?;
         let id = session.cm.id(handle)?.id;
         self.cm.resolving.remove(&id);
-        if let Some(hop) = self.cm.cm.resolve_addr(id, src, dst)? {
-            let now = self.cm.now;
-            let until = now.add_ns(u64::from(timeout_ms.min(RESOLVE_MS_MAX)) * 1_000_000);
-            self.cm.resolving.insert(id, Resolving { hop, next_poll: now, until });
-            self.poll_neighbour(shards, now, id);
+        match self.cm.cm.resolve_addr(id, src, dst)? {
+            // A group's members answer to nobody.
+            Some(_) if dst.ip().is_multicast() => self.cm.cm.addr_resolved(id),
+            Some(hop) => {
+                let now = self.cm.now;
+                let until = now.add_ns(u64::from(timeout_ms.min(RESOLVE_MS_MAX)) * 1_000_000);
+                self.cm.resolving.insert(id, Resolving { hop, next_poll: now, until });
+                self.poll_neighbour(shards, now, id);
+            }
+            None => {}
         }
         Ok(Reply::Done)
     }

@@ -237,29 +237,50 @@ fn a_destination_that_nobody_has_is_an_error_in_time() {
 }
 
 #[test]
-fn a_group_joined_says_where_to_send() {
+fn a_group_is_joined_from_an_address_of_ours() {
     let mut world = World::new();
+    let group = "239.1.1.1".parse().unwrap();
+    let join = |id| CmRequest::JoinMulticast { id, group };
+    let stream = world.id(0, PortSpace::Tcp);
+    let (errno, sentence) = world.refused(0, join(stream));
+    assert_eq!((errno, sentence.contains("TCP")), (22, true), "{sentence}");
     let id = world.id(0, PortSpace::Udp);
-    let group = "239.77.0.1".parse().unwrap();
-    world.done(0, CmRequest::JoinMulticast { id, group, receives: true });
-    let event = world.expect(0, CmEventType::MulticastJoin);
-    assert_eq!((event.param.qp_num, event.param.qkey), (0xff_ffff, 0x0123_4567));
-    let ah = event.ah.unwrap();
-    assert_eq!((ah.dgid.ip(), ah.port_num, ah.hop_limit), (group, 1, 64));
-    // Such an address vector serves.
-    let (pd, session) = (world.pair.clients[0].pd, world.pair.clients[0].session);
-    let reply = world.pair.hosts[0].request(session, Request::CreateAh { pd, attr: ah }, vec![]).0;
-    assert!(matches!(reply, Reply::Handle(_)), "{reply:?}");
+    let (errno, sentence) = world.refused(0, join(id));
+    assert_eq!((errno, sentence.contains("no address")), (22, true), "{sentence}");
 
-    let tcp = world.id(0, PortSpace::Tcp);
-    for (id, group, errno) in
-        [(id, "239.77.0.1", 22), (id, "10.0.0.1", 22), (id, "ff15::1", 99), (tcp, "239.77.0.2", 22)]
-    {
+    // Nobody is asked for a neighbour.
+    let dst = format!("239.1.1.1:{PORT}").parse().unwrap();
+    world.done(0, CmRequest::ResolveAddr { id, src: None, dst, timeout_ms: 1 });
+    world.expect(0, CmEventType::AddrResolved);
+    world.done(0, join(id));
+    let event = world.expect(0, CmEventType::MulticastJoin);
+    let ah = event.ah.unwrap();
+    assert_eq!((event.id, ah.dgid.ip(), ah.port_num), (id, group, 1));
+    assert_eq!((event.param.qp_num, event.param.qkey), (0xff_ffff, 0x0123_4567));
+    assert_eq!(world.refused(0, join(id)).0, 98, "once is enough");
+    for (group, errno) in [("10.0.0.2", 22), ("ff0e::1", 22)] {
         let group = group.parse().unwrap();
-        assert_eq!(world.refused(0, CmRequest::JoinMulticast { id, group, receives: true }).0, errno, "{group}");
+        assert_eq!(world.refused(0, CmRequest::JoinMulticast { id, group }).0, errno, "{group}");
     }
     world.done(0, CmRequest::LeaveMulticast { id, group });
     assert_eq!(world.refused(0, CmRequest::LeaveMulticast { id, group }).0, 99);
+    world.done(0, join(id));
+    world.expect(0, CmEventType::MulticastJoin);
+}
+
+#[test]
+fn an_id_joins_so_many_groups_at_most() {
+    let mut world = World::new();
+    let id = world.id(0, PortSpace::Udp);
+    let dst = format!("239.1.1.1:{PORT}").parse().unwrap();
+    world.done(0, CmRequest::ResolveAddr { id, src: None, dst, timeout_ms: 1 });
+    world.expect(0, CmEventType::AddrResolved);
+    let group = |last| std::net::IpAddr::from([239, 1, 2, last]);
+    for last in 0..64 {
+        world.done(0, CmRequest::JoinMulticast { id, group: group(last) });
+        world.expect(0, CmEventType::MulticastJoin);
+    }
+    assert_eq!(world.refused(0, CmRequest::JoinMulticast { id, group: group(64) }).0, 12);
 }
 
 #[test]

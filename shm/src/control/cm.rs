@@ -244,14 +244,13 @@ pub enum CmRequest {
         /// The state.
         qp_state: QpState,
     },
-    /// Joins a multicast group; answered by an event with its address vector, Q_Key and QPN 0xffffff.
+    /// Joins a multicast group; answered by an event with its address vector, Q_Key and QPN 0xffffff. A QP receives once it is
+    /// attached ([`super::Request::AttachMcast`]).
     JoinMulticast {
         /// The id.
         id: u32,
         /// The group.
         group: std::net::IpAddr,
-        /// True: a full member, that also receives; false: it only sends.
-        receives: bool,
     },
     /// Leaves a group.
     LeaveMulticast {

@@ -225,11 +225,12 @@ impl EventChannel {
             }
             let Some(pending) = registry.ahead_of(self.0.channel).pop_front() else { return Ok(None) };
             let event = self.resolve(&mut registry, pending);
-            if !registry.ahead_of(self.0.channel).is_empty() {
-                self.notify();
-            } else if self.is_readable().unwrap_or(false) {
+            if registry.ahead_of(self.0.channel).is_empty() && self.is_readable().unwrap_or(false) {
                 // What fails now fails again when the next event is asked for.
                 let _ = self.fill(&mut registry);
+            }
+            if !registry.ahead_of(self.0.channel).is_empty() {
+                self.notify();
             }
             if event.is_some() {
                 return Ok(event);
@@ -237,8 +238,7 @@ impl EventChannel {
         }
     }
 
-    /// Takes what the daemon has. Afterwards the descriptor is readable if there is something here, or something newer there,
-    /// and only then.
+    /// Takes what the daemon has. If that is nothing, the descriptor is not readable afterwards, unless for something newer.
     fn fill(&self, registry: &mut Registry) -> Result<(), VerbsError> {
         let ahead = registry.ahead_of(self.0.channel);
         loop {
@@ -246,7 +246,6 @@ impl EventChannel {
             self.0.notifications.drain();
             let looked = self.fetch(ahead);
             if !ahead.is_empty() {
-                self.notify();
                 return Ok(());
             }
             looked?;

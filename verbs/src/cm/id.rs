@@ -12,7 +12,7 @@ use shm::control::{Reply, Request};
 use super::{CmError, EventChannel};
 use crate::context::{ContextInner, RemoteObject};
 use crate::error::lock;
-use crate::{Context, QpAttr, QpAttrMask, QpState, QueuePair, VerbsError};
+use crate::{Context, Gid, QpAttr, QpAttrMask, QpState, QueuePair, VerbsError};
 
 /// REJ reason 28: the application refuses (IBTA 12.6.7.2).
 pub(super) const REJECT_CONSUMER_DEFINED: u16 = 28;
@@ -45,11 +45,22 @@ pub(super) struct IdState {
     pub(super) qp: Option<QueuePair>,
     /// Our own failure was told as `CONNECT_ERROR`: what the peer makes of it is no news.
     pub(super) connect_failed: bool,
+    /// Multicast groups that it is to receive from.
+    pub(super) groups: Vec<(IpAddr, Membership)>,
+}
+
+/// How far the QP of an id is with a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Membership {
+    /// The event is still to come.
+    Joining,
+    /// It is attached.
+    Attached,
 }
 
 impl IdInner {
     pub(super) fn new(remote: RemoteObject, id: u32, port_space: PortSpace, channel: EventChannel) -> Arc<Self> {
-        let state = Mutex::new(IdState { channel, qp: None, connect_failed: false });
+        let state = Mutex::new(IdState { channel, qp: None, connect_failed: false, groups: Vec::new() });
         Arc::new(Self { remote, id, port_space, state })
     }
 
@@ -58,6 +69,14 @@ impl IdInner {
         if self.remote.is_released() {
             return Ok(());
         }
+        let state = lock(&self.state);
+        if let Some(qp) = &state.qp {
+            // The QP may live on without the id, but not the id's memberships.
+            for (group, _) in state.groups.iter().filter(|(_, membership)| *membership == Membership::Attached) {
+                let _ = qp.detach_mcast(Gid::from_ip(*group));
+            }
+        }
+        drop(state);
         let context = Arc::clone(&self.remote.context);
         let mut registry = lock(&context.cm);
         registry.forget(self.id);
@@ -193,20 +212,32 @@ impl CmId {
         done
     }
 
-    /// Joins a multicast group (`rdma_join_multicast`), to receive what is sent to it if `receives`, else only to send. Answered
-    /// by `MULTICAST_JOIN`, which says where to send, or `MULTICAST_ERROR`.
+    /// Joins a multicast group (`rdma_join_multicast`): if `receives`, its QP is attached to the group, else it only sends.
+    /// Answered by `MULTICAST_JOIN`, which says where to send ([`super::CmEvent::ah_attr`], and QPN and Q_Key in
+    /// [`super::CmEvent::param`]), or `MULTICAST_ERROR`.
     ///
     /// # Errors
-    /// [`VerbsError::Refused`]: `EINVAL` for an address that is no group's, or an id of port space TCP.
+    /// [`VerbsError::Refused`]: `EINVAL` for an address that is no group's, an id of port space TCP, or one that is bound to no
+    /// address; `EADDRINUSE` if it has joined already.
     pub fn join_multicast(&self, group: IpAddr, receives: bool) -> Result<(), VerbsError> {
-        self.call(CmRequest::JoinMulticast { id: self.0.id, group, receives })
+        let joining = (group, Membership::Joining);
+        if receives {
+            // Before the event can come.
+            self.state().groups.push(joining);
+        }
+        let done = self.call(CmRequest::JoinMulticast { id: self.0.id, group });
+        if done.is_err() {
+            self.state().groups.retain(|known| *known != joining);
+        }
+        done
     }
 
-    /// Leaves a group (`rdma_leave_multicast`).
+    /// Leaves a group (`rdma_leave_multicast`), with its QP.
     ///
     /// # Errors
     /// [`VerbsError::Refused`] (`EADDRNOTAVAIL`) if it did not join.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.detach_from(group);
         self.call(CmRequest::LeaveMulticast { id: self.0.id, group })
     }
 

@@ -1,12 +1,14 @@
 //! The QP of an id, and its way through the states.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use shm::control::cm::{CmEventType, CmRequest, ConnParam, PortSpace};
 
+use super::id::Membership;
 use super::{CmError, CmEvent, CmId};
-use crate::{ProtectionDomain, QpAttr, QpAttrMask, QpInit, QpState, QpType, QueuePair, VerbsError};
+use crate::{Gid, ProtectionDomain, QpAttr, QpAttrMask, QpInit, QpState, QpType, QueuePair, VerbsError};
 
 /// First PSN of a UD QP: nobody expects one.
 const UD_PSN: u32 = 0;
@@ -30,7 +32,7 @@ impl CmId {
 
     /// As [`CmId::create_qp`], with a QP that exists: one whose connection has ended or broken is reset, and can be connected
     /// anew. What was posted to it is forgotten. Let `TIMEWAIT_EXIT` of its last id come first: packets of the old connection may
-    /// be on their way until then, and the peer refuses a QP that it takes to be still connected.
+    /// be on their way until then, and the peer refuses a QP that it takes to be still connected. The last id itself will do, too.
     ///
     /// # Errors
     /// As [`CmId::create_qp`].
@@ -141,6 +143,20 @@ impl CmId {
         }
     }
 
+    /// Forgets a group, and has the QP leave it.
+    pub(super) fn detach_from(&self, group: IpAddr) {
+        let (attached, qp) = {
+            let mut state = self.state();
+            let attached = state.groups.contains(&(group, Membership::Attached));
+            state.groups.retain(|(joined, _)| *joined != group);
+            (attached, state.qp.clone())
+        };
+        if let (true, Some(qp)) = (attached, qp) {
+            // Refused if the application has detached it itself.
+            let _ = qp.detach_mcast(Gid::from_ip(group));
+        }
+    }
+
     /// What a connection says about its QP.
     pub(super) fn complete(&self, param: &ConnParam) -> ConnParam {
         let mut param = param.clone();
@@ -162,6 +178,7 @@ impl CmEvent {
                 Some(qp) => Some(self.connect_qp(&qp)),
                 None => Some(self),
             },
+            CmEventType::MulticastJoin => Some(self.attach_qp()),
             CmEventType::Rejected | CmEventType::Disconnected if failed_before => None,
             CmEventType::Rejected => {
                 id.qp_to_error();
@@ -182,12 +199,42 @@ impl CmEvent {
                 id.state().connect_failed = true;
                 // The peer, too, should hear of it at once.
                 let _ = id.reject(&[]);
-                let errno = match error.errno() {
-                    0 => Errno::EIO as i32,
-                    errno => errno,
-                };
-                self.becomes(CmEventType::ConnectError, Some((errno, error.to_string())))
+                self.fails(CmEventType::ConnectError, &error)
             }
         }
+    }
+
+    /// The group is joined: the QP receives from it if that was asked for.
+    fn attach_qp(self) -> Self {
+        let Some(dgid) = self.ah_attr().map(|ah| ah.dgid) else { return self };
+        let id = self.id();
+        let wanted = (dgid.ip(), Membership::Joining);
+        let (is_wanted, qp) = {
+            let state = id.state();
+            (state.groups.contains(&wanted), state.qp.clone())
+        };
+        let (true, Some(qp)) = (is_wanted, qp) else { return self };
+        match qp.attach_mcast(dgid) {
+            Ok(()) => {
+                id.state()
+                    .groups
+                    .iter_mut()
+                    .filter(|group| **group == wanted)
+                    .for_each(|group| group.1 = Membership::Attached);
+                self
+            }
+            Err(error) => {
+                let _ = id.leave_multicast(dgid.ip());
+                self.fails(CmEventType::MulticastError, &error)
+            }
+        }
+    }
+
+    fn fails(self, event: CmEventType, error: &VerbsError) -> Self {
+        let errno = match error.errno() {
+            0 => Errno::EIO as i32,
+            errno => errno,
+        };
+        self.becomes(event, Some((errno, error.to_string())))
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use nix::libc;
 use shm::control::cm::CmEventType::{
     self, AddrError, AddrResolved, ConnectError, ConnectRequest, ConnectResponse, Disconnected, Established,
-    MulticastJoin, Rejected, RouteResolved, TimewaitExit,
+    MulticastError, MulticastJoin, Rejected, RouteResolved, TimewaitExit,
 };
 
 use super::mock::cm::UNROUTED_PORT;
@@ -368,10 +368,48 @@ fn a_ud_qp_is_ready_at_once_and_only_for_its_port_space() {
         assert!(matches!(error, VerbsError::Cm(CmError::QpType { .. })), "{error}");
         assert_eq!(error.errno(), libc::EINVAL);
     }
-    id.join_multicast("239.1.1.1".parse().unwrap(), true).unwrap();
+}
+
+#[test]
+fn a_qp_receives_from_the_groups_that_its_id_joins() {
+    let cm = cm_bed();
+    let id = cm.channel.create_id(PortSpace::Udp).unwrap();
+    id.bind_addr(addr(0)).unwrap();
+    let qp = id.create_qp(&cm.bed.pd, &QpInit { qp_type: QpType::Ud, ..QpInit::rc(&cm.bed.cq) }).unwrap();
+    let [sends, receives] = ["239.1.1.1", "239.1.1.2"].map(|group| group.parse().unwrap());
+    cm.bed.mock.take_log();
+    id.join_multicast(sends, false).unwrap();
     let event = expect(&cm.channel, MulticastJoin);
-    assert_eq!((event.param().qp_num, event.ah_attr().unwrap().port_num), (0xff_ffff, 1));
-    id.leave_multicast("239.1.1.1".parse().unwrap()).unwrap();
+    assert_eq!((event.param().qp_num, event.ah_attr().unwrap().dgid), (0xff_ffff, Gid::from_ip(sends)));
+    drop(event);
+    id.join_multicast(receives, true).unwrap();
+    let log = cm.bed.mock.take_log();
+    assert_eq!(log, ["JoinMulticast", "GetEvent", "GetEvent", "JoinMulticast"], "and an event costs two calls");
+    expect(&cm.channel, MulticastJoin);
+    assert_eq!(cm.bed.mock.take_log().last().map(String::as_str), Some("AttachMcast"));
+    id.leave_multicast(sends).unwrap();
+    id.leave_multicast(receives).unwrap();
+    assert_eq!(cm.bed.mock.take_log(), ["LeaveMulticast", "DetachMcast", "LeaveMulticast"]);
+
+    // The QP can't be attached: the membership ends.
+    id.join_multicast(receives, true).unwrap();
+    {
+        let mut state = cm.bed.mock.state();
+        state.refuse = Some((libc::ENOMEM, "the limit of 1 attachments is reached"));
+        state.refuse_only = Some("AttachMcast");
+    }
+    let event = expect(&cm.channel, MulticastError);
+    assert_eq!(event.error().unwrap().errno(), libc::ENOMEM);
+    assert_eq!(cm.bed.mock.take_log().last().map(String::as_str), Some("LeaveMulticast"));
+    drop(event);
+
+    // It may outlive the id, its memberships may not.
+    id.join_multicast(receives, true).unwrap();
+    expect(&cm.channel, MulticastJoin);
+    cm.bed.mock.take_log();
+    id.destroy().unwrap();
+    assert_eq!(cm.bed.mock.take_log(), ["DetachMcast", "DestroyId"]);
+    assert_eq!(qp.state(), QpState::Rts);
 }
 
 #[test]

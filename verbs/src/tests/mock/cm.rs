@@ -10,7 +10,7 @@ use shm::control::cm::{CmEvent, CmEventType, CmIdInfo, CmReply, CmRequest, ConnP
 use shm::wake::Notifier;
 
 use super::copy;
-use crate::{AhAttr, QpAttr, QpAttrMask};
+use crate::{AhAttr, Gid, QpAttr, QpAttrMask};
 
 /// A destination that has no route.
 pub(crate) const UNROUTED_PORT: u16 = 1;
@@ -20,6 +20,8 @@ pub(crate) struct MockCm {
     channels: BTreeMap<u32, (Notifier, VecDeque<CmEvent>)>,
     pub(crate) ids: BTreeMap<u32, MockId>,
     handles: u32,
+    /// Joined last.
+    group: Gid,
 }
 
 pub(crate) struct MockId {
@@ -41,7 +43,7 @@ impl MockCm {
         let info = CmIdInfo { local: known.local, peer: known.remote, port_num: 1, ..CmIdInfo::default() };
         let message = if status == 0 { String::new() } else { format!("{}, says the mock", event.name()) };
         let multicast = event == CmEventType::MulticastJoin;
-        let ah = multicast.then(|| AhAttr { port_num: 1, ..AhAttr::default() });
+        let ah = multicast.then(|| AhAttr { dgid: self.group, port_num: 1, ..AhAttr::default() });
         let listen_id = known.listener.filter(|_| event == CmEventType::ConnectRequest);
         let (notifier, queue) = self.channels.get_mut(&known.channel).unwrap();
         queue.push_back(CmEvent { event, id, listen_id, status, param, ah, info, message });
@@ -138,7 +140,8 @@ impl MockCm {
                 self.id(*id).notified = true;
                 self.push(*id, CmEventType::Established, 0, none());
             }
-            CmRequest::JoinMulticast { id, .. } => {
+            CmRequest::JoinMulticast { id, group } => {
+                self.group = Gid::from_ip(*group);
                 let param = ConnParam { qp_num: 0xff_ffff, qkey: 0x0123_4567, ..none() };
                 self.push(*id, CmEventType::MulticastJoin, 0, param);
             }
