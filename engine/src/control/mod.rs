@@ -47,6 +47,7 @@ mod errno {
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EPROTO: i32 = 71;
+    pub(super) const EOPNOTSUPP: i32 = 95;
     pub(super) const ENOBUFS: i32 = 105;
     pub(super) const ETIMEDOUT: i32 = 110;
     pub(super) const EHOSTUNREACH: i32 = 113;
