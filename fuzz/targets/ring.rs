@@ -18,8 +18,8 @@ fuzz_target!(|input: &[u8]| {
     let mut peer = Client::new(&mut pair.hosts[1], 4096);
     let mut qp = bystander.qp(&mut pair.hosts[0], CAP);
     let peer_qp = peer.qp(&mut pair.hosts[1], CAP);
-    connect(&mut pair.hosts[0], bystander.session, qp.qpn, [10, 0, 0, 2], peer_qp.qpn, Connect::default(), 0);
-    connect(&mut pair.hosts[1], peer.session, peer_qp.qpn, [10, 0, 0, 1], qp.qpn, Connect::default(), 1);
+    connect(&mut pair.hosts[0], bystander.session, qp.qpn, [10, 0, 0, 2].into(), peer_qp.qpn, Connect::default(), 0);
+    connect(&mut pair.hosts[1], peer.session, peer_qp.qpn, [10, 0, 0, 1].into(), qp.qpn, Connect::default(), 1);
 
     let block = pair.qps[0].block.clone();
     for write in input.chunks_exact(10) {
