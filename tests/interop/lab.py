@@ -252,7 +252,10 @@ class Capture:
         self.path = Path(path)
         # The kernel's ring has a slot of the snapshot's length for each frame: no longer than need be, that there are many.
         sizes = ["-s", str(INTERFACE_MTU + 100), "-B", "131072"]
-        command = ["tcpdump", "-i", "port0", "-n", "-U", "--immediate-mode", *sizes, "-Z", "root", "-w", self.path]
+        command = ["tcpdump", "-i", "port0", "-n", "-U", "--immediate-mode", *sizes, "-w", self.path]
+        if os.geteuid() == 0:
+            # Else it would change to a user who may not write there.
+            command += ["-Z", "root"]
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
         self.process = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PATH": path})
         said = b""

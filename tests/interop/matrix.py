@@ -49,8 +49,8 @@ def chosen_rows(options):
 
 
 def enter_namespace():
-    """Goes on in a network namespace of its own, as its root."""
-    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--user", "--map-root-user"]
+    """Goes on in a network namespace of its own, with every right there: as root, or by capabilities, as tcpdump wants it."""
+    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--user", "--map-current-user", "--keep-caps"]
     os.environ[INSIDE] = "1"
     os.execvp("unshare", [*unshare, sys.executable, "-B", *sys.argv])
 
