@@ -5,18 +5,20 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
 use std::slice;
 
-use ferroce::{QueuePair, SendBatch, SendWr};
-use nix::errno::Errno;
+use ferroce::{MwBind, Qpn, QueuePair, SendBatch, SendWr};
 
 use crate::abi::*;
+use crate::ah::AhObject;
 use crate::entry::{self, Failure};
+use crate::mw::{MwObject, bind_of};
 use crate::post::send_flags;
 use crate::qp::QpObject;
 
-/// Operations that can be built: RDMA, SENDs and atomics.
-const OFFERED_OPS: u64 = 0x7f | 1 << 9;
+/// Operations that can be built: RDMA, SENDs, atomics, binding and invalidating.
+const OFFERED_OPS: u64 = 0x3ff;
 
 /// What the calling thread has begun.
 #[derive(Default)]
@@ -26,6 +28,8 @@ struct Begun {
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
     is_inline: bool,
+    /// Where a datagram goes: handle, QPN, Q_Key.
+    to: Option<(NonNull<AhObject>, u32, u32)>,
     /// The first mistake: `ibv_wr_complete` tells of it.
     failure: Option<Failure>,
 }
@@ -46,6 +50,8 @@ enum Kind {
     Read { rkey: u32, addr: u64 },
     CompareSwap { rkey: u32, addr: u64, compare: u64, swap: u64 },
     FetchAdd { rkey: u32, addr: u64, add: u64 },
+    LocalInv { rkey: u32 },
+    Bind { window: NonNull<MwObject>, rkey: u32, bind: MwBind },
 }
 
 impl Operation {
@@ -62,6 +68,9 @@ impl Operation {
             Kind::Read { rkey, addr } => SendWr::read(id, sges, addr, rkey),
             Kind::CompareSwap { rkey, addr, compare, swap } => SendWr::atomic_cas(id, sges, addr, rkey, compare, swap),
             Kind::FetchAdd { rkey, addr, add } => SendWr::atomic_faa(id, sges, addr, rkey, add),
+            Kind::LocalInv { rkey } => SendWr::local_inv(id, rkey),
+            // SAFETY: the program keeps the window until what it has begun is complete.
+            Kind::Bind { window, rkey, bind } => SendWr::bind_mw(id, &unsafe { window.as_ref() }.window, rkey, &bind),
         };
         request.with_flags(send_flags(self.flags))
     }
@@ -71,13 +80,18 @@ impl Begun {
     /// Adds the operation at hand to the batch.
     fn flush(&mut self) {
         if let (Some(operation), None, Some(batch)) = (self.operation.take(), self.failure, &mut self.batch) {
-            let request = operation.request(&self.sges);
+            let mut request = operation.request(&self.sges);
+            if let Some((ah, qpn, qkey)) = self.to {
+                // SAFETY: the program keeps the handle until what it has begun is complete.
+                request = request.to(&unsafe { ah.as_ref() }.ah, Qpn::new(qpn), qkey);
+            }
             let done = if self.is_inline { batch.post(&request.inline(&self.inline)) } else { batch.post(&request) };
             self.failure = done.err().map(Failure::from);
         }
         self.sges.clear();
         self.inline.clear();
         self.is_inline = false;
+        self.to = None;
     }
 }
 
@@ -178,6 +192,27 @@ operations! {
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =>
         Kind::CompareSwap { rkey, addr, compare, swap };
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) => Kind::FetchAdd { rkey, addr, add };
+    wr_local_inv(rkey: u32) => Kind::LocalInv { rkey };
+}
+
+unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
+    // SAFETY: the program's structure.
+    let bind = unsafe { info.as_ref() }.and_then(|info| {
+        // SAFETY: the program's region.
+        unsafe { bind_of(info.mr, info.addr, info.length, info.mw_access_flags) }.ok()
+    });
+    match (NonNull::new(mw.cast::<MwObject>()), bind) {
+        // SAFETY: the program is between start and complete.
+        (Some(window), Some(bind)) => unsafe { begin(qp, Kind::Bind { window, rkey, bind }) },
+        // SAFETY: likewise.
+        _ => unsafe { refuse(qp, entry::INVALID) },
+    }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    let to = NonNull::new(ah.cast::<AhObject>()).map(|ah| (ah, qpn, qkey));
+    // SAFETY: the program is between start and complete.
+    unsafe { with_data(qp, |begun| begun.to = to) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
@@ -268,13 +303,13 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     });
 }
 
-/// Marks what is not offered: `ibv_wr_complete` will say so.
+/// Notes a mistake: `ibv_wr_complete` will say so.
 ///
 /// # Safety
 /// As [`begun`].
-unsafe fn refuse(qp: *mut ibv_qp_ex) {
+unsafe fn refuse(qp: *mut ibv_qp_ex, failure: Failure) {
     // SAFETY: the caller's promise.
-    unsafe { with_data(qp, |begun| begun.failure = begun.failure.or(Some(Failure(Errno::EOPNOTSUPP as c_int)))) };
+    unsafe { with_data(qp, |begun| begun.failure = begun.failure.or(Some(failure))) };
 }
 
 /// Declares functions of operations that are not offered.
@@ -283,16 +318,13 @@ macro_rules! refused {
         $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $arg: $kind)*) {
             $(let _ = $arg;)*
             // SAFETY: the program is between start and complete.
-            unsafe { refuse(qp) };
+            unsafe { refuse(qp, entry::NOT_OFFERED) };
         })*
     };
 }
 
 refused! {
-    wr_bind_mw(_mw: *mut ibv_mw, _rkey: u32, _info: *const c_void);
-    wr_local_inv(_key: u32);
     wr_send_tso(_header: *mut c_void, _header_bytes: u16, _mss: u16);
-    wr_set_ud_addr(_ah: *mut ibv_ah, _qpn: u32, _qkey: u32);
     wr_set_xrc_srqn(_srqn: u32);
     wr_atomic_write(_rkey: u32, _addr: u64, _data: *const c_void);
 }

@@ -17,7 +17,7 @@ use crate::entry::{self, Failure};
 use crate::events::Table;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{builder, cq, memory, post, qp, query, srq};
+use crate::{builder, cq, memory, mw, post, qp, query, srq};
 
 /// What an `ibv_context` is the last part of, and what only we know of it.
 #[repr(C)]
@@ -94,9 +94,9 @@ const OLD: Absent = None;
 fn ops() -> ibv_context_ops {
     ibv_context_ops {
         _compat_query_to_dereg: [OLD; 7],
-        alloc_mw: Some(memory::alloc_mw),
-        bind_mw: Some(memory::bind_mw),
-        dealloc_mw: Some(memory::dealloc_mw),
+        alloc_mw: Some(mw::alloc_mw),
+        bind_mw: Some(mw::bind_mw),
+        dealloc_mw: Some(mw::dealloc_mw),
         _compat_create_cq: OLD,
         poll_cq: Some(cq::poll_cq),
         req_notify_cq: Some(cq::req_notify_cq),

@@ -15,8 +15,8 @@ use crate::context::{ContextObject, Session, wait_readable};
 use crate::entry::{self, Failure};
 use crate::events::{InUse, Table, Unacknowledged, lock};
 
-/// Completions taken in one go.
-const BATCH: usize = 16;
+/// Completions taken in one go. Few: an array for them is made ready at each poll, and most polls find none.
+const BATCH: usize = 4;
 /// `IBV_WC_STANDARD_FLAGS`: fields of a completion that can be read. Timestamps, VLANs, flow tags and tag matching can't.
 const WC_FLAGS: u64 = 0x7f;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `_IGNORE_OVERRUN`: both promises of the program, which need nothing of us.

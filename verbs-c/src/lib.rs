@@ -6,7 +6,7 @@
 //!
 //! * [`abi`]: the structures, field for field.
 //! * [`device`]: the daemons of this host as devices; what they say of themselves.
-//! * `context`, `memory`, `cq`, `srq`, `qp`, `ah`: one file an object. Each object that a program holds a pointer to begins with
+//! * `context`, `memory`, `cq`, `srq`, `qp`, `ah`, `mw`: one file an object. Each object that a program holds a pointer to begins with
 //!   the structure it knows, and goes on with our own fields behind it.
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
 //! * `provider`: symbols that the vendors' own libraries, which come along with many programs, must find.
@@ -25,6 +25,7 @@ mod entry;
 mod events;
 pub mod kern;
 pub mod memory;
+pub mod mw;
 mod post;
 pub mod provider;
 pub mod qp;

@@ -1,7 +1,7 @@
 //! Protection domains and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ferroce::{AccessFlags, OwnRange, ProcessRegion, ProtectionDomain};
@@ -41,6 +41,11 @@ impl PdObject {
     pub(crate) unsafe fn of<'a>(pd: *mut ibv_pd) -> Result<&'a Self, Failure> {
         // SAFETY: the caller's promise; domains are never changed.
         unsafe { pd.cast::<Self>().as_ref() }.ok_or(entry::INVALID)
+    }
+
+    /// The context that it was made in.
+    pub(crate) const fn context(&self) -> *mut ibv_context {
+        self.abi.context
     }
 }
 
@@ -331,19 +336,3 @@ pub const extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
 /// The counterpart of [`ibv_import_dm`], which never succeeds.
 #[unsafe(no_mangle)]
 pub const extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {}
-
-/// Memory windows: not offered.
-pub(crate) unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _type: c_uint) -> *mut ibv_mw {
-    Errno::EOPNOTSUPP.set();
-    ptr::null_mut()
-}
-
-/// Memory windows: not offered.
-pub(crate) unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut c_void) -> c_int {
-    Errno::EOPNOTSUPP as c_int
-}
-
-/// Memory windows: not offered.
-pub(crate) unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    Errno::EOPNOTSUPP as c_int
-}

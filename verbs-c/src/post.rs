@@ -3,10 +3,12 @@
 use std::ffi::{c_int, c_uint};
 use std::slice;
 
-use ferroce::{PostError, QueuePair, RecvWr, SendFlags, SendWr, WrOpcode};
+use ferroce::{PostError, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendWr, WrOpcode};
 
 use crate::abi::*;
+use crate::ah::AhObject;
 use crate::entry::{self, Failure};
+use crate::mw::{MwObject, bind_of};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 
@@ -44,9 +46,12 @@ unsafe fn bytes<'a>(sge: &ibv_sge) -> &'a [u8] {
     unsafe { slice::from_raw_parts(data, sge.length as usize) }
 }
 
-/// A work request in our words, without its flags and inline data.
+/// A work request in our words, without its flags, inline data and address.
+///
+/// # Safety
+/// A bind names a window and a region of ours.
 #[inline]
-fn request<'a>(wr: &ibv_send_wr, sges: &'a [ibv_sge]) -> Result<SendWr<'a>, Failure> {
+unsafe fn request<'a>(wr: &ibv_send_wr, sges: &'a [ibv_sge]) -> Result<SendWr<'a>, Failure> {
     let opcode = u8::try_from(wr.opcode).ok().and_then(WrOpcode::from_code).ok_or(entry::INVALID)?;
     let ibv_send_wr_detail { remote_addr, second, swap, rkey } = wr.wr;
     // RDMA keeps its key where atomics have their first operand.
@@ -61,8 +66,26 @@ fn request<'a>(wr: &ibv_send_wr, sges: &'a [ibv_sge]) -> Result<SendWr<'a>, Fail
         WrOpcode::RdmaRead => SendWr::read(wr.wr_id, sges, remote_addr, rdma_key),
         WrOpcode::AtomicCmpAndSwp => SendWr::atomic_cas(wr.wr_id, sges, remote_addr, rkey, second, swap),
         WrOpcode::AtomicFetchAndAdd => SendWr::atomic_faa(wr.wr_id, sges, remote_addr, rkey, second),
-        _ => return Err(entry::NOT_OFFERED),
+        WrOpcode::LocalInv => SendWr::local_inv(wr.wr_id, wr.imm_data),
+        WrOpcode::BindMw => {
+            let ibv_send_wr_bind { mw, rkey, mr, addr, length, mw_access_flags } = wr.bind_mw;
+            // SAFETY: the caller's promise.
+            let bind = unsafe { bind_of(mr, addr, length, mw_access_flags) }?;
+            // SAFETY: the caller's promise.
+            SendWr::bind_mw(wr.wr_id, &unsafe { MwObject::of(mw) }?.window, rkey, &bind)
+        }
     })
+}
+
+/// Where a datagram goes: the handle stands where RDMA has its address, then come QPN and Q_Key.
+///
+/// # Safety
+/// The work request is of a UD QP, and its handle is ours.
+unsafe fn addressed<'a>(request: SendWr<'a>, wr: &ibv_send_wr) -> Result<SendWr<'a>, Failure> {
+    let handle = std::ptr::with_exposed_provenance_mut(wr.wr.remote_addr as usize);
+    // SAFETY: the caller's promise.
+    let ah = unsafe { AhObject::of(handle) }?;
+    Ok(request.to(&ah.ah, Qpn::new(wr.wr.second as u32), (wr.wr.second >> 32) as u32))
 }
 
 /// The flags of the header, of which the device may ignore what it does not know.
@@ -76,10 +99,15 @@ pub(crate) const fn send_flags(flags: c_uint) -> SendFlags {
 /// # Safety
 /// `wr` and what it names are as `ibv_post_send(3)` demands.
 #[inline]
-unsafe fn post_one(batch: &mut ferroce::SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), Failure> {
+unsafe fn post_one(batch: &mut ferroce::SendBatch<'_>, wr: &ibv_send_wr, datagram: bool) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
-    let request = request(wr, sges)?.with_flags(send_flags(wr.send_flags));
+    // SAFETY: the caller's promise.
+    let mut request = unsafe { request(wr, sges) }?.with_flags(send_flags(wr.send_flags));
+    if datagram {
+        // SAFETY: the caller's promise.
+        request = unsafe { addressed(request, wr) }?;
+    }
     if wr.send_flags & SEND_INLINE == 0 {
         return Ok(batch.post(&request)?);
     }
@@ -103,12 +131,13 @@ pub(crate) unsafe extern "C" fn post_send(
     let done = entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
+        let datagrams = object.qp.qp_type() == QpType::Ud;
         let mut batch = object.qp.send_batch();
         let mut done = Ok(());
         // SAFETY: the list is the caller's, and ends with NULL.
         while let Some(wr) = unsafe { at.as_ref() } {
             // SAFETY: the caller's promise.
-            done = unsafe { post_one(&mut batch, wr) };
+            done = unsafe { post_one(&mut batch, wr, datagrams) };
             if done.is_err() {
                 break;
             }

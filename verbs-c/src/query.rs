@@ -12,8 +12,8 @@ use crate::entry::{self, Failure};
 
 /// `IBV_ATOMIC_HCA`: atomics are atomic among all QPs of the device.
 const ATOMIC_HCA: c_uint = 1;
-/// `CURR_QP_STATE_MOD`, `PORT_ACTIVE_EVENT`, `SYS_IMAGE_GUID`, `RC_RNR_NAK_GEN`.
-const DEVICE_CAP_FLAGS: c_uint = 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12;
+/// `CURR_QP_STATE_MOD`, `PORT_ACTIVE_EVENT`, `SYS_IMAGE_GUID`, `RC_RNR_NAK_GEN`, `MEM_WINDOW`, `MEM_WINDOW_TYPE_2A`.
+const DEVICE_CAP_FLAGS: c_uint = 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 23;
 /// Any range of a process's addresses can be a region.
 const MAX_MR_SIZE: u64 = 1 << 47;
 /// Every page size from 4 KiB up: regions know no pages.
@@ -61,7 +61,7 @@ fn device_attr(device: &DeviceAttr) -> ibv_device_attr {
         atomic_cap: ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: count(device.max_mr),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: 0,
@@ -206,6 +206,15 @@ fn gids(context: &Context, port_num: u8) -> Result<Vec<ibv_gid_entry>, Failure> 
         ndev_ifindex: index,
     };
     Ok(context.query_gids(port_num)?.into_iter().map(entry).collect())
+}
+
+/// The GID table of a port.
+///
+/// # Safety
+/// `context` is open.
+pub(crate) unsafe fn port_gids(context: *mut ibv_context, port_num: u8) -> Result<Vec<ibv_gid_entry>, Failure> {
+    // SAFETY: the caller's promise.
+    gids(&unsafe { ContextObject::session(context) }?.context, port_num)
 }
 
 /// One entry; `ENODATA` for one that is in the table and empty.

@@ -118,6 +118,8 @@ fn rows() -> Vec<Row> {
             bind_mw.rkey = "bind_mw.rkey", bind_mw.mr = "bind_mw.bind_info.mr",
             bind_mw.mw_access_flags = "bind_mw.bind_info.mw_access_flags",
         }
+        ibv_mw_bind { wr_id, send_flags, mr = "bind_info.mr", mw_access_flags = "bind_info.mw_access_flags" }
+        ibv_mw_bind_info { mr, addr, length, mw_access_flags }
         ibv_recv_wr { wr_id, next, sg_list, num_sge }
         ibv_wc {
             wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl,

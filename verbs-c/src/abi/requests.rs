@@ -185,6 +185,30 @@ pub struct ibv_send_wr_bind {
     pub mw_access_flags: c_uint,
 }
 
+/// What a window of type 1 is to open.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "ibv_bind_mw(3)")]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+/// `struct ibv_mw_bind_info`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "ibv_bind_mw(3)")]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
