@@ -52,6 +52,17 @@ def count_up(requester, responder):
     expect("what the atomics returned", [link.local.word(8 * i) for i in range(count)], list(range(count)))
 
 
+def read_often(requester, responder):
+    """Many small READs: rxe counts no duplicate of an answer, but ferroce each of a request, and so there must be many."""
+    link = Link(requester, responder, timeout=IMPATIENT_TIMEOUT)
+    count, batch, size = 800, 100, 64
+    link.remote.write(content(count * size))
+    for start in range(0, count, batch):
+        link.a.post(*(link.one(READ, size, size * (start + i), size * (start + i), wr_id=i) for i in range(batch)))
+        link.a.poll_ok(batch, seconds=SECONDS_MAX)
+    expect_data("what came", link.local.read(count * size), content(count * size))
+
+
 OPERATIONS = {"send": SEND, "write_imm": WRITE_WITH_IMM, "write": WRITE, "read": READ}
 FAULT_COUNTERS = (
     "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "rcvd_rnr_err", "send_rnr_err", "completer_retry_err", "ack_deferred",
@@ -63,10 +74,13 @@ def register():
         def bad_network(_lab, requester, responder, _network, operation):
             if operation == "atomics":
                 count_up(requester, responder)
+            elif operation == "read_often":
+                read_often(requester, responder)
             else:
                 exchange(requester, responder, OPERATIONS[operation])
 
-        variants = [(network, operation) for operation in (*OPERATIONS, "atomics")]
+        reads = "read_often" if network == "duplication" else "read"
+        variants = [(network, operation) for operation in ("send", "write_imm", "write", reads, "atomics")]
         row(may_count=FAULT_COUNTERS, netem=netem, shows=shows, variants=variants)(bad_network)
 
 
