@@ -84,6 +84,7 @@ impl Daemon {
         let engine = EngineConfig {
             limits: config.limits.clone(),
             transport: config.transport,
+            process_memory: config.process_memory,
             ..crate::embedded::engine_config(&config.device)
         };
         let (clock, wake) = (Clock::new(eal), Arc::new(WakeFd::new()?));

@@ -280,6 +280,29 @@ impl Default for TransportConfig {
     }
 }
 
+/// Whose processes may register any memory they have. Each access to it is a system call that may have to wait for whoever backs
+/// the memory (a FUSE server, a userfaultfd), and with it the lcore: only those who could harm the engine anyway should.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProcessMemoryPolicy {
+    /// Nobody's.
+    Nobody,
+    /// Those of this user, and root's.
+    UserAndRoot(u32),
+    /// Everybody's.
+    Everybody,
+}
+
+impl ProcessMemoryPolicy {
+    /// Whether a process of `uid` may.
+    pub const fn allows(self, uid: u32) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::UserAndRoot(user) => uid == user || uid == 0,
+            Self::Everybody => true,
+        }
+    }
+}
+
 /// Everything an engine is made with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EngineConfig {
@@ -295,6 +318,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Transport settings.
     pub transport: TransportConfig,
+    /// Whose processes may register any memory they have.
+    pub process_memory: ProcessMemoryPolicy,
 }
 
 #[cfg(test)]

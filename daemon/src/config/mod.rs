@@ -16,7 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use engine::config::{Limits, PortAddress, TransportConfig};
+use engine::config::{Limits, PortAddress, ProcessMemoryPolicy, TransportConfig};
 use nix::fcntl::OFlag;
 use pmd::{FaultRates, MemoryMode};
 use thiserror::Error;
@@ -88,6 +88,8 @@ pub struct Config {
     pub lcores: LcoreSetup,
     /// Where packet buffers lie.
     pub memory: MemoryMode,
+    /// Whose processes may register any memory they have.
+    pub process_memory: ProcessMemoryPolicy,
     /// Limits.
     pub limits: Limits,
     /// Transport settings.
@@ -161,6 +163,7 @@ impl Config {
             idle: Some(idle_word(self.lcores.idle).to_owned()),
             memory: Some(memory.to_owned()),
             memory_mib,
+            process_memory: Some(process_memory_word(self.process_memory).to_owned()),
             limits: RawLimits::resolved(&self.limits),
             transport: RawTransport::resolved(&self.transport),
             port: self.ports.iter().map(raw_port).collect(),
@@ -220,6 +223,7 @@ fn validate(raw: &RawConfig, machine: &Machine) -> Result<Config, ConfigError> {
         socket_mode: socket_mode(raw)?,
         log: raw.log.clone().unwrap_or_else(|| "info".to_owned()),
         memory: memory(raw, machine)?,
+        process_memory: process_memory(raw)?,
         limits: raw.limits.validate()?,
         lcores,
         transport,
@@ -289,6 +293,26 @@ fn lcores(raw: &RawConfig, machine: &Machine) -> Result<LcoreSetup, ConfigError>
     };
     let cores = if bound.is_empty() { vec![None; count.unwrap_or(1)] } else { bound.into_iter().map(Some).collect() };
     Ok(LcoreSetup { cores, idle })
+}
+
+fn process_memory(raw: &RawConfig) -> Result<ProcessMemoryPolicy, ConfigError> {
+    match raw.process_memory.as_deref() {
+        None | Some("same-user") => Ok(ProcessMemoryPolicy::UserAndRoot(nix::unistd::geteuid().as_raw())),
+        Some("all") => Ok(ProcessMemoryPolicy::Everybody),
+        Some("none") => Ok(ProcessMemoryPolicy::Nobody),
+        Some(other) => {
+            let legal = "\"same-user\", \"all\" and \"none\" are possible";
+            Err(illegal("process_memory", format!("{other:?}"), legal))
+        }
+    }
+}
+
+const fn process_memory_word(policy: ProcessMemoryPolicy) -> &'static str {
+    match policy {
+        ProcessMemoryPolicy::UserAndRoot(_) => "same-user",
+        ProcessMemoryPolicy::Everybody => "all",
+        ProcessMemoryPolicy::Nobody => "none",
+    }
 }
 
 const fn idle_word(idle: IdlePolicy) -> &'static str {

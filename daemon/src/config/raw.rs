@@ -47,6 +47,7 @@ pub(super) struct RawConfig {
     pub(super) idle: Option<String>,
     pub(super) memory: Option<String>,
     pub(super) memory_mib: Option<i64>,
+    pub(super) process_memory: Option<String>,
     #[serde(default)]
     pub(super) limits: RawLimits,
     #[serde(default)]

@@ -45,6 +45,7 @@ fn what_is_printed_reads_back_as_the_same() {
         log = "warn,daemon=debug"
         lcores = [1, 2]
         idle = "spin"
+        process_memory = "none"
         memory = "no-huge"
         memory_mib = 300
         [limits]
@@ -113,6 +114,7 @@ fn bad_values_are_refused_by_a_sentence_with_key_value_and_range() {
         ("lcores = [1]\nlcore_count = 2", "lcore_count = 2, but lcores names 1 cores: leave one of them out"),
         ("idle = \"lazy\"", "idle = \"lazy\": \"spin\" and \"adaptive\" are possible"),
         ("memory = \"lots\"", "memory = \"lots\": \"hugepages\", \"in-memory\" and \"no-huge\" are possible"),
+        ("process_memory = \"me\"", "process_memory = \"me\": \"same-user\", \"all\" and \"none\" are possible"),
         ("memory_mib = 8", "memory_mib = 8: 64 to 1048576 are possible"),
         (
             "memory = \"in-memory\"\nmemory_mib = 64",

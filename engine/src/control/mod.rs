@@ -292,7 +292,7 @@ impl Control {
             }
             Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
             Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
-            Request::AttachProcess => session.attach_process(fds.pop(), &self.turns)?,
+            Request::AttachProcess => session.attach_process(fds.pop(), &self.turns, self.config.process_memory)?,
             Request::RegProcessMemory { pd, addr, iova, length, access } => {
                 let range = memory::ProcessRange { addr, iova, length };
                 self.reg_process_memory(shards, session, pd, range, access)?

@@ -14,7 +14,7 @@ use shm::wake::{Notifier, channel};
 use super::cm::CmBook;
 use super::shares::NeighbourKey;
 use super::{Answered, Peer, Refusal, errno, refuse};
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, ProcessMemoryPolicy};
 use crate::mr::Backing;
 use crate::slab::IndexAllocator;
 
@@ -229,7 +229,20 @@ impl Session {
         self.mrs.insert(key, MrBook { number, pd, memory });
     }
 
-    pub(super) fn attach_process(&mut self, fd: Option<OwnedFd>, turns: &AtomicTurns) -> Result<Reply, Refusal> {
+    pub(super) fn attach_process(
+        &mut self,
+        fd: Option<OwnedFd>,
+        turns: &AtomicTurns,
+        policy: ProcessMemoryPolicy,
+    ) -> Result<Reply, Refusal> {
+        if !policy.allows(self.peer.uid) {
+            let message = format!(
+                "the operator does not let processes of user {} register any memory: see process_memory in the daemon's \
+                 configuration; memory of a MemoryPool is free to all",
+                self.peer.uid
+            );
+            return refuse(errno::EPERM, message);
+        }
         let Some(fd) = fd else { return refuse(errno::EINVAL, "AttachProcess needs a file descriptor with it") };
         let refused = |error: AdoptError| Refusal { errno: errno::EPERM, message: error.to_string() };
         let memory = ProcessMemory::adopt(fd, self.peer.pid, turns.clone()).map_err(refused)?;

@@ -3,6 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use engine::ErrorCause;
+use engine::config::ProcessMemoryPolicy;
+use engine::control::Peer;
 use shm::attr::{AccessFlags, WcStatus, WrOpcode};
 use shm::control::{AsyncEvent, MrTier, Reply, Request};
 use shm::layout::Sge;
@@ -10,7 +12,7 @@ use shm::mapping::{Mapping, PageSize};
 use shm::process_memory::ProcessMemory;
 
 use crate::peer::{done, failed, pattern};
-use crate::support::{Connect, Pair};
+use crate::support::{Connect, Host, HostOptions, Pair};
 
 const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
@@ -178,4 +180,26 @@ fn regions_are_listed_with_their_tier_and_without_their_keys() {
     let after = Some((mrs[0].session, mrs[0].number));
     let Reply::Mrs { mrs: rest, more: false } = pair.ask(0, Request::ListMrs { after }) else { panic!() };
     assert_eq!(rest, mrs[1..]);
+}
+
+#[test]
+fn the_operator_says_whose_memory_it_may_be() {
+    let attach = |process_memory, uid| {
+        let mut host = Host::new(HostOptions { process_memory, ..HostOptions::new(1) });
+        let session = host.control.open_session(Peer { pid: std::process::id(), uid }).unwrap();
+        let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "test".to_owned() };
+        host.request(session, hello, vec![]);
+        match host.request(session, Request::AttachProcess, vec![ProcessMemory::open_own().unwrap()]).0 {
+            Reply::Done => None,
+            Reply::Refused { errno: 1, message } => Some(message),
+            other => panic!("{other:?}"),
+        }
+    };
+    let ours = ProcessMemoryPolicy::UserAndRoot(7);
+    assert_eq!([7, 0].map(|uid| attach(ours, uid)), [None, None]);
+    assert_eq!(attach(ProcessMemoryPolicy::Everybody, 8), None);
+    for (policy, uid) in [(ours, 8), (ProcessMemoryPolicy::Nobody, 7), (ProcessMemoryPolicy::Nobody, 0)] {
+        let sentence = attach(policy, uid).unwrap();
+        assert!(sentence.contains(&format!("user {uid} ")) && sentence.contains("process_memory"), "{sentence}");
+    }
 }

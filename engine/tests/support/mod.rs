@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, TransportConfig};
+use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
 use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WcStatus};
@@ -53,6 +53,7 @@ pub(crate) struct HostOptions {
     pub(crate) shard_count: u8,
     pub(crate) transport: TransportConfig,
     pub(crate) limits: Limits,
+    pub(crate) process_memory: ProcessMemoryPolicy,
     pub(crate) entropy: Box<dyn FnMut() -> u64 + Send>,
 }
 
@@ -71,6 +72,7 @@ impl HostOptions {
             shard_count: 1,
             transport: TransportConfig::default(),
             limits: Limits { user_share_percent: 100, ..Limits::default() },
+            process_memory: ProcessMemoryPolicy::Everybody,
             entropy,
         }
     }
@@ -96,6 +98,7 @@ impl Host {
             ports: vec![port],
             limits: options.limits,
             transport: options.transport,
+            process_memory: options.process_memory,
         });
         let shards = (0..options.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..options.shard_count).map(|_| Arc::new(WakeFd::new().unwrap())).collect();

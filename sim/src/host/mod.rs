@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, TransportConfig};
+use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::counters::{PortCounters, ShardCounters};
 use engine::{Shard, Time};
@@ -169,6 +169,7 @@ impl Host {
             ports: vec![port],
             limits: limits(),
             transport: settings.transport,
+            process_memory: ProcessMemoryPolicy::Everybody,
         });
         let shards = (0..settings.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..settings.shard_count).map(|_| WakeFd::new().map(Arc::new)).collect::<io::Result<_>>()?;
