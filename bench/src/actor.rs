@@ -70,6 +70,14 @@ impl<'a> Actor<'a> {
         }
     }
 
+    /// Messages received, of each QP that completes receives.
+    pub(crate) fn received(&self) -> Vec<u64> {
+        match self {
+            Self::Bandwidth(bandwidth) => bandwidth.received(),
+            Self::PingPong(ping_pong) => ping_pong.received(),
+        }
+    }
+
     /// The peer has sent so many messages on each QP, and sends no more.
     pub(crate) fn expect(&mut self, messages: &[u64]) {
         match self {

@@ -8,7 +8,7 @@ use ferroce::DEFAULT_SOCKET;
 
 use crate::cm_rate;
 use crate::error::{PerfError, Result};
-use crate::params::{LATENCY_CQ_MOD, Metric, Params, Stop, Test, Verb};
+use crate::params::{Connection, DATAGRAM_BYTES_MAX, LATENCY_CQ_MOD, Metric, Params, Stop, Test, Verb};
 
 /// Largest size of `-a`: 8 MiB.
 const ALL_SIZES_LOG2_MAX: u32 = 23;
@@ -17,6 +17,8 @@ const ROUNDS_BY_TIME: u32 = 5;
 /// Default of `-D`, s, for all rounds together.
 const SECONDS: f64 = 1.0;
 const BANDWIDTH_BYTES: u32 = 65_536;
+/// The same with UD: fits every port but the smallest ones.
+const DATAGRAM_BYTES: u32 = 1024;
 const LATENCY_BYTES: u32 = 2;
 const LATENCY_INLINE: u32 = 220;
 const TX_DEPTH: u32 = 128;
@@ -107,10 +109,14 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CORE,..", value_delimiter = ',', requires = "embedded")]
     pub(crate) cores: Vec<usize>,
 
-    /// Bytes of a message, with K, M or G [default: 64K for _bw, 2 for _lat]
+    /// Service of the QPs: write tests have RC and UC, send tests RC, UC and UD, the others RC. What UC and UD lose is told of
+    /// SENDs; of a WRITE nobody knows
+    #[arg(short, long, value_name = "TYPE", value_enum, ignore_case = true, default_value_t)]
+    pub(crate) connection: Connection,
+    /// Bytes of a message, with K, M or G [default: 64K for _bw, 1K with UD, 2 for _lat]
     #[arg(short, long, value_parser = parse_bytes, conflicts_with = "all")]
     pub(crate) size: Option<u32>,
-    /// All sizes: powers of two from 2 bytes to 8 MiB
+    /// All sizes: powers of two from 2 bytes to 8 MiB, with UD to --mtu or 4096
     #[arg(short, long)]
     pub(crate) all: bool,
     /// Messages of each QP in each round
@@ -143,7 +149,7 @@ pub(crate) struct RunArgs {
     /// Both sides send
     #[arg(short, long)]
     pub(crate) bidirectional: bool,
-    /// Path MTU, bytes [default: the ports']
+    /// Path MTU, bytes; with UD the longest message [default: the ports']
     #[arg(short, long)]
     pub(crate) mtu: Option<u32>,
     /// READs and atomics of a QP under way at most
@@ -258,13 +264,18 @@ impl RunArgs {
         if self.all && test.verb == Verb::Atomic {
             return Err(PerfError::Conflict("-a: an atomic has 8 bytes"));
         }
+        let is_datagram = self.connection == Connection::Ud;
         let default_size = match test {
             Test { verb: Verb::Atomic, .. } => 8,
+            Test { metric: Metric::Bandwidth, .. } if is_datagram => {
+                DATAGRAM_BYTES.min(self.mtu.unwrap_or(DATAGRAM_BYTES))
+            }
             Test { metric: Metric::Bandwidth, .. } => BANDWIDTH_BYTES,
             Test { metric: Metric::Latency, .. } => LATENCY_BYTES,
         };
         let sizes = if self.all {
-            (1..=ALL_SIZES_LOG2_MAX).map(|log2| 1 << log2).collect()
+            let most = if is_datagram { self.mtu.unwrap_or(DATAGRAM_BYTES_MAX) } else { u32::MAX };
+            (1..=ALL_SIZES_LOG2_MAX).map(|log2| 1 << log2).filter(|&size| size <= most).collect()
         } else {
             vec![self.size.unwrap_or(default_size)]
         };
@@ -285,6 +296,7 @@ impl RunArgs {
         };
         let params = Params {
             test,
+            connection: self.connection,
             size,
             stop,
             qps: self.qps,
@@ -353,6 +365,9 @@ mod tests {
         let sizes: Vec<u32> = runs("ferroce-perf read_bw -a").unwrap().iter().map(|params| params.size).collect();
         assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
         assert!(runs("ferroce-perf atomic_bw -a").is_err());
+        let datagrams = runs("ferroce-perf send_bw -a -c ud -m 2048").unwrap();
+        assert_eq!((datagrams.len(), datagrams[10].size, datagrams[10].connection), (11, 2048, Connection::Ud));
+        assert_eq!(runs("ferroce-perf send_bw -c UD").unwrap()[0].size, 1024);
     }
 
     #[test]
@@ -379,6 +394,7 @@ mod tests {
             "write_bw --embedded --single-thread server",
             "write_bw --qps-idle 16001",
             "write_bw --rounds 0",
+            "write_bw -c XRC",
         ] {
             assert!(Cli::try_parse_from(format!("ferroce-perf {line}").split(' ')).is_err(), "{line}");
         }

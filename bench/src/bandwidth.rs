@@ -1,18 +1,22 @@
 //! Throughput: as many messages under way as the queues hold.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ferroce::{RecvWr, SendWr, Sge, WorkCompletion};
+use ferroce::{AddressHandle, Qpn, RecvWr, SendWr, Sge, WorkCompletion};
 
 use crate::error::{PerfError, Result};
 use crate::params::Verb;
 use crate::patience::Patience;
-use crate::side::Side;
+use crate::side::{QKEY, Side};
 use crate::stats::{Latencies, Peak, Round};
 
 /// Completions taken, and receives posted, at a time.
 const BATCH: usize = 64;
+/// Batches of completions taken before sends are posted again.
+const BATCHES: usize = 4;
+/// An unreliable peer that has sent its last message, and of which nothing came for so long: what is missing is lost.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// A wr_id is the QP's place and, in the bits below, the message's number on it.
 const NUMBER_BITS: u32 = 40;
@@ -25,6 +29,8 @@ struct Sends {
     inline: Vec<Vec<u8>>,
     remote_addr: u64,
     rkey: u32,
+    /// Of a datagram: where it goes.
+    to: Option<(AddressHandle, Qpn)>,
     slot: usize,
     posted: u64,
     completed: u64,
@@ -57,6 +63,12 @@ pub(crate) struct Bandwidth<'a> {
     peak: Peak,
     latencies: Latencies,
     patience: Patience,
+    /// The peer has said how much it sent.
+    is_told: bool,
+    /// Since when nothing has come after that.
+    quiet_since: Option<Instant>,
+    /// What has not come by now is lost.
+    gave_up: bool,
 }
 
 impl<'a> Bandwidth<'a> {
@@ -87,6 +99,9 @@ impl<'a> Bandwidth<'a> {
             peak: Peak::new(now),
             latencies: Latencies::new(),
             patience: Patience::new(),
+            is_told: false,
+            quiet_since: None,
+            gave_up: false,
         };
         for (number, receives) in bandwidth.receives.iter_mut().enumerate() {
             receives.fill(side, number)?;
@@ -110,14 +125,32 @@ impl<'a> Bandwidth<'a> {
         if self.is_done() {
             return Ok(true);
         }
-        let count = self.side.cq.poll(&mut self.completions);
-        if count == 0 {
-            self.patience.empty_turn()?;
-            return Ok(false);
+        for batch in 0..BATCHES {
+            let count = self.side.cq.poll(&mut self.completions);
+            if count == 0 && batch == 0 {
+                self.patience.empty_turn()?;
+                self.look_for_the_end();
+                return Ok(self.gave_up);
+            }
+            if count > 0 {
+                self.patience.reset();
+                self.quiet_since = None;
+                self.take(count)?;
+            }
+            // Who receives must keep up: an unreliable peer does not wait for it.
+            if count < BATCH || self.receives.is_empty() {
+                break;
+            }
         }
-        self.patience.reset();
-        self.take(count)?;
         Ok(self.is_done())
+    }
+
+    /// Gives up what an unreliable peer has sent in vain.
+    fn look_for_the_end(&mut self) {
+        if self.is_told && !self.side.params.is_reliable() && self.has_sent() {
+            let since = *self.quiet_since.get_or_insert_with(Instant::now);
+            self.gave_up = since.elapsed() >= GRACE;
+        }
     }
 
     fn take(&mut self, count: usize) -> Result<()> {
@@ -164,8 +197,9 @@ impl<'a> Bandwidth<'a> {
     }
 
     fn is_done(&self) -> bool {
-        self.sends.iter().all(|sends| sends.completed == sends.target)
-            && self.receives.iter().all(|receives| receives.completed == receives.target)
+        self.gave_up
+            || self.sends.iter().all(|sends| sends.completed == sends.target)
+                && self.receives.iter().all(|receives| receives.completed == receives.target)
     }
 
     /// True once all sends have completed.
@@ -178,8 +212,14 @@ impl<'a> Bandwidth<'a> {
         self.sends.iter().map(|sends| sends.completed).collect()
     }
 
+    /// Messages received, of each QP; of none if this side does not receive any.
+    pub(crate) fn received(&self) -> Vec<u64> {
+        self.receives.iter().map(|receives| receives.completed).collect()
+    }
+
     /// The peer has sent so many messages on each QP, and sends no more.
     pub(crate) fn expect(&mut self, messages: &[u64]) {
+        self.is_told = true;
         for (receives, &messages) in self.receives.iter_mut().zip(messages) {
             receives.target = messages;
         }
@@ -191,7 +231,7 @@ impl<'a> Bandwidth<'a> {
         let seconds = (self.ended - started).as_secs_f64();
         let average = self.done as f64 / seconds.max(1e-9);
         let peak_per_s = if self.peak.per_s() > 0.0 { self.peak.per_s() } else { average };
-        Round { messages: self.done, seconds, peak_per_s, latencies: self.latencies }
+        Round { messages: self.done, lost: 0, seconds, peak_per_s, latencies: self.latencies }
     }
 }
 
@@ -209,7 +249,8 @@ impl Sends {
         let stamps = VecDeque::with_capacity((params.tx_depth / params.cq_mod) as usize + 2);
         let sges = side.local_sges(lane)?;
         let target = params.iterations();
-        Ok(Self { sges, inline, remote_addr, rkey, slot: 0, posted: 0, completed: 0, target, stamps })
+        let to = side.datagrams_to(lane)?;
+        Ok(Self { sges, inline, remote_addr, rkey, to, slot: 0, posted: 0, completed: 0, target, stamps })
     }
 
     /// Posts as many messages as the queue has room for, in whole batches.
@@ -251,6 +292,10 @@ impl Sends {
             Verb::Read => SendWr::read(wr_id, sges, remote_addr, self.rkey),
             Verb::Send => SendWr::send(wr_id, sges),
             Verb::Atomic => SendWr::atomic_faa(wr_id, sges, self.remote_addr, self.rkey, 1),
+        };
+        let wr = match &self.to {
+            Some((ah, qpn)) => wr.to(ah, *qpn, QKEY),
+            None => wr,
         };
         match self.inline.get(self.slot) {
             Some(bytes) => wr.inline(bytes),

@@ -15,7 +15,7 @@ use ferroce::{
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{PerfError, Result, io_error};
-use crate::params::{Params, Stop, Test, Verb};
+use crate::params::{Connection, Params, Stop, Test, Verb};
 use crate::single_thread;
 use crate::stats::gbit_per_s;
 
@@ -247,6 +247,7 @@ fn measure(client: &Context, server: &Context) -> Result<()> {
 fn params(test: Test, size: u32) -> Params {
     Params {
         test,
+        connection: Connection::Rc,
         size,
         stop: Stop::Seconds(SECONDS_PER_MEASUREMENT),
         qps: 1,

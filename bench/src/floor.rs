@@ -13,7 +13,7 @@ use wire::{Bth, EthernetRepr, Ipv4Repr, UdpRepr, icrc};
 
 use crate::error::{PerfError, Result};
 use crate::link::Link;
-use crate::params::{Params, Verb};
+use crate::params::{Connection, Params, Verb};
 use crate::patience::Patience;
 
 /// Frames in a burst.
@@ -24,6 +24,7 @@ const HEADER_BYTES: usize = EthernetRepr::LEN + Ipv4Repr::LEN + UdpRepr::LEN + B
 const EXT_BYTES_MAX: usize = 28;
 const RETH_BYTES: usize = 16;
 const AETH_BYTES: usize = 4;
+const DETH_BYTES: usize = 8;
 /// Bursts between two looks at the clock.
 const BURSTS_PER_LOOK: u32 = 32;
 /// How long one measurement takes.
@@ -71,6 +72,7 @@ impl FramePlan {
             let is_end = number == 0 || number + 1 == count;
             let (ext_bytes, payload_bytes) = match params.test.verb {
                 Verb::Write => (if number == 0 { RETH_BYTES } else { 0 }, params.size - offset),
+                Verb::Send if params.connection == Connection::Ud => (DETH_BYTES, params.size - offset),
                 Verb::Send => (0, params.size - offset),
                 Verb::Read => (if is_end { AETH_BYTES } else { 0 }, params.size - offset),
                 Verb::Atomic => (EXT_BYTES_MAX, 0),

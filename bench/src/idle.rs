@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::link::Link;
 use crate::machine::memory_bytes;
 use crate::pair::Engine;
-use crate::params::{Params, Stop, Test, Verb};
+use crate::params::{Connection, Params, Stop, Test, Verb};
 use crate::report::{IdleQps, Rounds};
 use crate::side::{Role, Side};
 
@@ -25,6 +25,7 @@ pub(crate) struct IdleSides {
 fn params(count: u32) -> Params {
     Params {
         test: Test::bandwidth(Verb::Write),
+        connection: Connection::Rc,
         size: 1,
         stop: Stop::Iterations(1),
         qps: count,

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use ferroce::{RecvWr, SendWr, Sge, WorkCompletion};
+use ferroce::{AddressHandle, Qpn, RecvWr, SendWr, Sge, WorkCompletion};
 
 use crate::error::{PerfError, Result};
 use crate::params::{LATENCY_CQ_MOD, Params, Verb};
 use crate::patience::Patience;
-use crate::side::{Role, Side};
+use crate::side::{QKEY, Role, Side};
 use crate::stats::{Latencies, Round};
 
 /// Receives kept posted: the next message can't come before the last one is answered.
@@ -22,6 +22,8 @@ pub(crate) struct PingPong<'a> {
     receive_sges: Vec<[Sge; 1]>,
     remote_addr: u64,
     rkey: u32,
+    /// Of a datagram: where it goes.
+    to: Option<(AddressHandle, Qpn)>,
     completions: [WorkCompletion; 16],
     /// Messages sent, and messages (or answers) received.
     sent: u64,
@@ -51,6 +53,7 @@ impl<'a> PingPong<'a> {
             receive_sges: side.receive_sges(0)?,
             remote_addr,
             rkey,
+            to: side.datagrams_to(0)?,
             completions: [WorkCompletion::default(); 16],
             sent: 0,
             received: 0,
@@ -150,6 +153,10 @@ impl<'a> PingPong<'a> {
             Verb::Atomic => SendWr::atomic_faa(number, sges, self.remote_addr, self.rkey, 1),
         };
         let wr = if is_inline { wr.inline(&self.payload) } else { wr };
+        let wr = match &self.to {
+            Some((ah, qpn)) => wr.to(ah, *qpn, QKEY),
+            None => wr,
+        };
         let answers_itself = matches!(verb, Verb::Read | Verb::Atomic);
         let cq_mod = u64::from(LATENCY_CQ_MOD.min(self.params().tx_depth));
         let wr = if answers_itself || number.is_multiple_of(cq_mod) { wr.signaled() } else { wr };
@@ -225,6 +232,11 @@ impl<'a> PingPong<'a> {
         if self.side.role() == Role::Server && answers_itself { Vec::new() } else { vec![self.sent] }
     }
 
+    /// Messages received; of no QP where engines answer by themselves.
+    pub(crate) fn received(&self) -> Vec<u64> {
+        if self.params().test.verb == Verb::Send { vec![self.received] } else { Vec::new() }
+    }
+
     /// The peer has sent so many messages, and sends no more.
     pub(crate) fn expect(&mut self, messages: &[u64]) {
         self.target = messages.first().copied().unwrap_or(self.target);
@@ -239,6 +251,6 @@ impl<'a> PingPong<'a> {
         if matches!(self.side.params.test.verb, Verb::Write | Verb::Send) {
             latencies.halve();
         }
-        Round { messages: self.received, seconds, peak_per_s: per_s, latencies }
+        Round { messages: self.received, lost: 0, seconds, peak_per_s: per_s, latencies }
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::actor::Actor;
 use crate::error::{PerfError, Result};
 use crate::link::Link;
-use crate::params::{Params, Verb};
+use crate::params::{Metric, Params, Verb};
 use crate::side::{Role, Side};
 use crate::stats::Round;
 
@@ -27,6 +27,8 @@ struct Verdict {
     /// Messages per second that it sent.
     per_s: f64,
     peak_per_s: f64,
+    /// Messages that it received, all QPs together; `None` if it can't know.
+    received: Option<u64>,
 }
 
 /// How one side reaches its engine.
@@ -55,10 +57,16 @@ pub(crate) fn run(link: &Link, engine: Engine<'_>, params: &Params, role: Role) 
         Role::Client => run_client(link, engine, &mut actor)?,
         Role::Server => run_server(link, engine, &side, &mut actor)?,
     };
-    let own_sent = actor.sent();
-    let fault = verify(&side, &own_sent, &peer_sent).err().map(|error| error.to_string());
+    let (own_sent, received) = (actor.sent(), actor.received());
+    let arrived = if received.is_empty() { &peer_sent } else { &received };
+    let fault = verify(&side, &own_sent, arrived).err().map(|error| error.to_string());
     let mut round = actor.round();
-    let own = Verdict { fault: fault.clone(), per_s: round.per_s(), peak_per_s: round.peak_per_s };
+    let own = Verdict {
+        fault: fault.clone(),
+        per_s: round.per_s(),
+        peak_per_s: round.peak_per_s,
+        received: (!received.is_empty()).then(|| received.iter().sum()),
+    };
     link.send(&own)?;
     let theirs: Verdict = link.receive_driving(engine.context, engine.polled)?;
     if let Some(fault) = fault {
@@ -67,8 +75,12 @@ pub(crate) fn run(link: &Link, engine: Engine<'_>, params: &Params, role: Role) 
     if let Some(fault) = theirs.fault {
         return Err(PerfError::Peer(fault));
     }
+    let is_one_way = params.test.metric == Metric::Bandwidth;
+    if let Some(messages) = theirs.received.filter(|_| is_one_way) {
+        round.arrived(messages);
+    }
     if params.bidirectional {
-        add_rate(&mut round, theirs.per_s, theirs.peak_per_s);
+        add_rate(&mut round, &theirs, own_came(&peer_sent, &received));
     }
     let mtu_bytes = side.mtu_bytes();
     // The peer's engine may still answer ours: both let go together.
@@ -77,11 +89,19 @@ pub(crate) fn run(link: &Link, engine: Engine<'_>, params: &Params, role: Role) 
     Ok((round, mtu_bytes))
 }
 
-/// Counts the messages of the other direction in.
-fn add_rate(round: &mut Round, per_s: f64, peak_per_s: f64) {
-    let total = round.per_s() + per_s;
+/// The part of what the peer has sent that came here.
+fn own_came(peer_sent: &[u64], received: &[u64]) -> f64 {
+    if received.is_empty() {
+        return 1.0;
+    }
+    received.iter().sum::<u64>() as f64 / peer_sent.iter().sum::<u64>().max(1) as f64
+}
+
+/// Counts the messages of the other direction in, as far as they came.
+fn add_rate(round: &mut Round, theirs: &Verdict, came: f64) {
+    let total = round.per_s() + theirs.per_s * came;
     round.messages = (total * round.seconds) as u64;
-    round.peak_per_s += peak_per_s;
+    round.peak_per_s += theirs.peak_per_s * came;
 }
 
 /// Sends, tells how much that was, and takes the rest of what the peer sends.

@@ -16,6 +16,10 @@ const FOOTPRINT_BYTES_MIN: u32 = 4096;
 const STRIDE_BYTES: u32 = 64;
 /// An atomic's operand.
 const ATOMIC_BYTES: u32 = 8;
+/// What a datagram's receive buffer begins with.
+const GRH_BYTES: u32 = 40;
+/// A datagram is one packet.
+pub(crate) const DATAGRAM_BYTES_MAX: u32 = 4096;
 /// Memory of one side at most.
 const POOL_BYTES_MAX: u64 = 8 << 30;
 /// In a latency test one completion in so many frees the send queue.
@@ -50,6 +54,32 @@ pub(crate) enum Metric {
     Bandwidth,
     /// The time of one message, one under way.
     Latency,
+}
+
+/// The service that the QPs give, in perftest's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Connection {
+    /// Reliable connection.
+    #[default]
+    #[value(name = "RC")]
+    Rc,
+    /// Unreliable connection: SEND and WRITE, no acknowledgements.
+    #[value(name = "UC")]
+    Uc,
+    /// Unreliable datagram: SENDs of one packet.
+    #[value(name = "UD")]
+    Ud,
+}
+
+impl fmt::Display for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
 }
 
 /// A test, such as `write_bw`.
@@ -104,6 +134,8 @@ pub(crate) enum Stop {
 pub(crate) struct Params {
     /// What is measured.
     pub(crate) test: Test,
+    /// What kind of QP.
+    pub(crate) connection: Connection,
     /// Bytes of a message.
     pub(crate) size: u32,
     /// When a round is over.
@@ -172,6 +204,7 @@ impl Params {
 
     fn check_combination(&self) -> Result<()> {
         let Test { verb, metric } = self.test;
+        self.check_connection()?;
         if verb == Verb::Atomic && self.size != ATOMIC_BYTES {
             let value = self.size.to_string();
             return Err(PerfError::Setting { name: "-s (--size)", value, legal: "an atomic has 8 bytes".to_owned() });
@@ -188,9 +221,31 @@ impl Params {
         Ok(())
     }
 
-    /// Bytes from one message to the next.
+    /// What each service can do (IBTA table 51).
+    fn check_connection(&self) -> Result<()> {
+        match (self.connection, self.test.verb) {
+            (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write) => Ok(()),
+            (Connection::Uc, _) => Err(PerfError::Conflict("-c UC: it has SEND and WRITE, no READ and no atomics")),
+            (Connection::Ud, Verb::Send) => {
+                check("-s (--size) with -c UD", self.size, &(1..=self.mtu.unwrap_or(DATAGRAM_BYTES_MAX)))
+            }
+            (Connection::Ud, _) => Err(PerfError::Conflict("-c UD: it has SEND only")),
+        }
+    }
+
+    /// Whether each message arrives or its failure is told.
+    pub(crate) const fn is_reliable(&self) -> bool {
+        matches!(self.connection, Connection::Rc)
+    }
+
+    /// Bytes that a receive begins with before its payload: datagrams bring the GRH.
+    pub(crate) const fn grh_bytes(&self) -> u32 {
+        if matches!(self.connection, Connection::Ud) { GRH_BYTES } else { 0 }
+    }
+
+    /// Bytes from one message to the next, at the sender and at the receiver.
     pub(crate) const fn stride(&self) -> u32 {
-        self.size.next_multiple_of(STRIDE_BYTES)
+        (self.size + self.grh_bytes()).next_multiple_of(STRIDE_BYTES)
     }
 
     /// Messages that lie side by side before the next one reuses the first one's place.
@@ -234,6 +289,7 @@ pub(crate) mod tests {
     pub(crate) fn params(test: Test) -> Params {
         Params {
             test,
+            connection: Connection::Rc,
             size: ATOMIC_BYTES,
             stop: Stop::Iterations(1000),
             qps: 1,
@@ -283,6 +339,20 @@ pub(crate) mod tests {
         assert!(atomic.check().unwrap_err().to_string().contains("8 bytes"));
         (atomic.size, atomic.bidirectional) = (8, true);
         assert!(atomic.check().unwrap_err().to_string().contains("both ways"));
+    }
+
+    #[test]
+    fn each_service_has_its_verbs_and_a_datagram_is_one_packet() {
+        let verbs = [Verb::Write, Verb::Read, Verb::Send, Verb::Atomic];
+        let takes = |connection| verbs.map(|verb| Params { connection, ..params(Test::latency(verb)) }.check().is_ok());
+        assert_eq!(takes(Connection::Rc), [true; 4]);
+        assert_eq!(takes(Connection::Uc), [true, false, true, false]);
+        assert_eq!(takes(Connection::Ud), [false, false, true, false]);
+        let mut datagram = Params { connection: Connection::Ud, size: 4096, ..params(Test::bandwidth(Verb::Send)) };
+        datagram.check().unwrap();
+        datagram.mtu = Some(1024);
+        assert_eq!(datagram.check().unwrap_err().to_string(), "-s (--size) with -c UD is 4096: 1 to 1024");
+        assert_eq!((datagram.grh_bytes(), datagram.stride()), (40, 4160));
     }
 
     #[test]

@@ -72,8 +72,10 @@ pub(crate) struct Report {
     pub(crate) test: String,
     /// Bytes of a message.
     pub(crate) bytes: u32,
-    /// Messages of all rounds.
+    /// Messages of all rounds; of an unreliable SEND those that arrived.
     pub(crate) iterations: u64,
+    /// Messages that did not arrive: of UC and UD SENDs. Those from the client only, if both sides send.
+    pub(crate) lost: u64,
     /// Messages per second, median of the rounds.
     pub(crate) msg_per_s: f64,
     /// The same in Gbit/s of payload.
@@ -113,6 +115,7 @@ impl Report {
             test: settings.params.test.to_string(),
             bytes: size,
             iterations: rounds.iter().map(|round| round.messages).sum(),
+            lost: rounds.iter().map(|round| round.lost).sum(),
             msg_per_s,
             gbit_per_s: gbit_per_s(msg_per_s, size),
             peak_gbit_per_s: gbit_per_s(rounds.iter().map(|round| round.peak_per_s).fold(0.0, f64::max), size),
@@ -134,6 +137,8 @@ pub(crate) struct Printer {
     json: bool,
     rows: Vec<[String; COLUMNS_MAX]>,
     titles: &'static [&'static str],
+    /// Of each size of which some did not arrive: bytes, how many, and the part in percent.
+    losses: Vec<(u32, u64, f64)>,
 }
 
 const COLUMNS_MAX: usize = 9;
@@ -158,11 +163,15 @@ impl Printer {
             Metric::Bandwidth => &BANDWIDTH_TITLES,
             Metric::Latency => &LATENCY_TITLES,
         };
-        Self { json, rows: Vec::new(), titles }
+        Self { json, rows: Vec::new(), titles, losses: Vec::new() }
     }
 
     /// Adds a result. JSON appears at once, a table's row at the end.
     pub(crate) fn add(&mut self, report: &Report) {
+        if report.lost > 0 {
+            let percent = 100.0 * report.lost as f64 / (report.iterations + report.lost) as f64;
+            self.losses.push((report.bytes, report.lost, percent));
+        }
         if self.json {
             println!("{}", serde_json::to_string(report).expect("plain numbers and strings"));
         } else if self.titles.len() == LATENCY_TITLES.len() {
@@ -185,6 +194,9 @@ impl Printer {
         }
         table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         println!("{table}");
+        for (bytes, lost, percent) in self.losses.iter() {
+            println!("{lost} messages of {bytes} bytes ({percent:.2} %) did not arrive");
+        }
         if let Some(idle) = &report.idle_qps {
             println!("{}", idle_line(idle));
         }
@@ -232,8 +244,8 @@ fn heading(report: &Report) -> String {
     }
     let _ = write!(
         text,
-        ", MTU {mtu_bytes}, QPs {}, TX depth {}, CQ moderation {}, post list {}, inline {}, {rounds} rounds",
-        params.qps, params.tx_depth, params.cq_mod, params.post_list, params.inline
+        ", {}, MTU {mtu_bytes}, QPs {}, TX depth {}, CQ moderation {}, post list {}, inline {}, {rounds} rounds",
+        params.connection, params.qps, params.tx_depth, params.cq_mod, params.post_list, params.inline
     );
     let Machine { cpu, cores, build_profile, cache_line_round_trip_ns } = &report.machine;
     let _ = write!(text, "\n{cpu}, {cores} cores, {build_profile} build");
@@ -272,7 +284,7 @@ mod tests {
         let rounds = [1_000, 3_000, 2_000].map(|messages| {
             let mut latencies = Latencies::new();
             latencies.record(Duration::from_nanos(messages));
-            Round { messages, seconds: 1e-3, peak_per_s: 4e6, latencies }
+            Round { messages, lost: 1, seconds: 1e-3, peak_per_s: 4e6, latencies }
         });
         let settings = Settings { mode: "single_thread", vdev: None, mtu_bytes: 4096, rounds: 3, params: params(test) };
         let machine =
@@ -294,6 +306,7 @@ mod tests {
         assert_eq!(number("p50_ns"), 2_000.0);
         assert!(number("p99_ns") >= 2_999.0 && number("p999_ns") >= 2_999.0);
         assert_eq!(value["settings"]["qps"], 1);
+        assert_eq!((&value["settings"]["connection"], &value["lost"]), (&"RC".into(), &3.into()));
         assert_eq!(value["settings"]["mode"], "single_thread");
         assert_eq!(value["machine"]["cores"], 2);
         assert_eq!(value["verified"], true);

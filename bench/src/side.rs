@@ -2,13 +2,16 @@
 
 use ferroce::exchange::{self, ConnectionInfo};
 use ferroce::{
-    AccessFlags, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion, PageSize, QpCap, QpInit,
-    QueuePair, Sge,
+    AccessFlags, AddressHandle, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion,
+    PageSize, ProtectionDomain, QpCap, QpInit, Qpn, QueuePair, Sge,
 };
 use wire::PathMtu;
 
 use crate::error::{PerfError, Result};
-use crate::params::{Metric, Params, Verb};
+use crate::params::{Connection, Metric, Params, Verb};
+
+/// Q_Key of all datagrams: perftest's.
+pub(crate) const QKEY: u32 = 0x1111_1111;
 
 /// Which of the two programs; they fill their memory differently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +37,8 @@ pub(crate) struct Lane {
     pub(crate) qp: QueuePair,
     local: ConnectionInfo,
     remote: Option<ConnectionInfo>,
+    /// The way to the peer's host, of a UD QP.
+    ah: Option<AddressHandle>,
     /// Offset of the area to send from.
     tx_offset: u64,
     /// Offset of the area to receive to.
@@ -46,6 +51,7 @@ pub(crate) struct Side {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) cq: CompletionQueue,
     pub(crate) region: MemoryRegion,
+    pd: ProtectionDomain,
     pub(crate) context: Context,
     pub(crate) params: Params,
     role: Role,
@@ -81,15 +87,20 @@ impl Side {
         };
         let mut lanes = Vec::new();
         for number in 0..u64::from(params.qps) {
-            let qp = pd.create_qp(&QpInit { cap, ..QpInit::rc(&cq) })?;
+            let init = match params.connection {
+                Connection::Rc => QpInit::rc(&cq),
+                Connection::Uc => QpInit::uc(&cq),
+                Connection::Ud => QpInit::ud(&cq),
+            };
+            let qp = pd.create_qp(&QpInit { cap, ..init })?;
             let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?.with_region(&region);
             if let Some(mtu) = params.mtu.and_then(PathMtu::from_bytes) {
                 local.path_mtu = local.path_mtu.min(mtu);
             }
             let tx_offset = number * 2 * footprint;
-            lanes.push(Lane { qp, local, remote: None, tx_offset, rx_offset: tx_offset + footprint });
+            lanes.push(Lane { qp, local, remote: None, ah: None, tx_offset, rx_offset: tx_offset + footprint });
         }
-        let side = Self { lanes, cq, region, context: context.clone(), params: params.clone(), role, attr };
+        let side = Self { lanes, cq, region, pd, context: context.clone(), params: params.clone(), role, attr };
         for lane in 0..side.lanes.len() {
             side.region.write(side.lanes[lane].tx_offset, &side.pattern(role, lane))?;
         }
@@ -112,10 +123,29 @@ impl Side {
             return Err(PerfError::Protocol(sentence));
         }
         for (lane, remote) in self.lanes.iter_mut().zip(remotes) {
-            ferroce::connect_rc(&lane.qp, &lane.local, remote, &self.attr)?;
+            if self.params.connection == Connection::Ud {
+                lane.ah = Some(start_datagrams(&self.pd, lane, remote, &self.attr)?);
+            } else {
+                ferroce::connect(&lane.qp, &lane.local, remote, &self.attr)?;
+            }
             lane.remote = Some(*remote);
         }
+        let (size, most) = (self.params.size, self.mtu_bytes());
+        if self.params.connection == Connection::Ud && size > most {
+            let legal = format!("a datagram has at most the {most} bytes of the ports' path MTU");
+            return Err(PerfError::Setting { name: "-s (--size)", value: size.to_string(), legal });
+        }
         Ok(())
+    }
+
+    /// Where the datagrams of a lane go; `None` if its QPs are connected.
+    ///
+    /// # Errors
+    /// [`PerfError::Protocol`] before [`Side::connect`].
+    pub(crate) fn datagrams_to(&self, lane: usize) -> Result<Option<(AddressHandle, Qpn)>> {
+        let lane = &self.lanes[lane];
+        let remote = lane.remote.ok_or_else(untold)?;
+        Ok(lane.ah.clone().map(|ah| (ah, remote.qpn)))
     }
 
     /// Which of the two sides this is.
@@ -136,16 +166,15 @@ impl Side {
             Verb::Write | Verb::Send => tx_offset,
             Verb::Read | Verb::Atomic => rx_offset,
         };
-        self.sges_from(base)
+        self.sges_from(base, self.params.size)
     }
 
-    /// Where each message of a lane lies that is received.
+    /// Where each message of a lane lies that is received, and what comes before it.
     pub(crate) fn receive_sges(&self, lane: usize) -> Result<Vec<[Sge; 1]>> {
-        self.sges_from(self.lanes[lane].rx_offset)
+        self.sges_from(self.lanes[lane].rx_offset, self.params.grh_bytes() + self.params.size)
     }
 
-    fn sges_from(&self, base: u64) -> Result<Vec<[Sge; 1]>> {
-        let Params { size, .. } = self.params;
+    fn sges_from(&self, base: u64, size: u32) -> Result<Vec<[Sge; 1]>> {
         let offsets = (0..self.params.slots()).map(|slot| base + u64::from(slot) * u64::from(self.params.stride()));
         offsets.map(|offset| Ok([self.region.sge(offset, size)?])).collect()
     }
@@ -153,7 +182,7 @@ impl Side {
     /// Address of a lane's area at the peer, and its key.
     pub(crate) fn remote_base(&self, lane: usize) -> Result<(u64, u32)> {
         let lane = &self.lanes[lane];
-        let remote = lane.remote.ok_or_else(|| PerfError::Protocol("it has not told its memory yet".to_owned()))?;
+        let remote = lane.remote.ok_or_else(untold)?;
         // The peer's memory is laid out as ours. A sum that wraps is an address that the peer refuses.
         let offset = match self.params.test.verb {
             Verb::Read => lane.tx_offset,
@@ -178,7 +207,8 @@ impl Side {
         pattern(seed, self.params.footprint() as usize)
     }
 
-    /// Checks what `messages` of each lane have left in our memory. Who measures is `self` for READs (their data came
+    /// Checks what `messages` of each lane have left in our memory: all of them, or of an unreliable service those that have
+    /// arrived. Who measures is `self` for READs (their data came
     /// here), the peer for everything else.
     ///
     /// # Errors
@@ -206,24 +236,100 @@ impl Side {
     }
 
     fn verify_bytes(&self, lane: usize, messages: u64) -> Result<()> {
+        let params = &self.params;
         let expected = self.pattern(self.role.peer(), lane);
-        let (size, stride) = (self.params.size as usize, self.params.stride() as usize);
+        let (stride, grh) = (params.stride() as usize, params.grh_bytes() as usize);
         // A latency test uses one place, and numbers its messages in the last byte.
-        let is_ping_pong = self.params.test.metric == Metric::Latency;
-        let is_numbered = is_ping_pong && self.params.test.verb != Verb::Read;
-        let slots = if is_ping_pong { 1 } else { self.params.slots() };
+        let is_ping_pong = params.test.metric == Metric::Latency;
+        let is_numbered = is_ping_pong && params.test.verb != Verb::Read;
+        let slots = if is_ping_pong { 1 } else { params.slots() };
         let slots = messages.min(u64::from(slots)) as usize;
+        let bytes = params.size as usize - usize::from(is_numbered);
         let mut found = vec![0; expected.len()];
         self.region.read(self.lanes[lane].rx_offset, &mut found)?;
-        for slot in 0..slots {
-            let checked = slot * stride..slot * stride + size - usize::from(is_numbered);
-            let differs = (found[checked.clone()].iter().zip(&expected[checked])).position(|(a, b)| a != b);
-            if let Some(at) = differs {
-                return Err(PerfError::Data(format!("message {slot} of QP {lane} differs at byte {at}")));
+        let sent = |slot: usize| &expected[slot * stride..][..bytes];
+        let came = |slot: usize| &found[slot * stride + grh..][..bytes];
+        match (params.is_reliable(), params.test.verb) {
+            (true, _) => verify_all(lane, slots, sent, came),
+            (false, Verb::Send) => {
+                // A message of several packets that broke off lies where the next one goes.
+                let broken = usize::from(params.size > self.mtu_bytes());
+                verify_each(lane, [slots, params.slots() as usize], broken, sent, came)
             }
+            (false, _) => verify_parts(lane, slots, sent, came),
         }
-        Ok(())
     }
+}
+
+/// Each message has arrived in its place.
+fn verify_all<'b>(
+    lane: usize,
+    slots: usize,
+    sent: impl Fn(usize) -> &'b [u8],
+    came: impl Fn(usize) -> &'b [u8],
+) -> Result<()> {
+    for slot in 0..slots {
+        if let Some(at) = sent(slot).iter().zip(came(slot)).position(|(sent, came)| sent != came) {
+            return Err(PerfError::Data(format!("message {slot} of QP {lane} differs at byte {at}")));
+        }
+    }
+    Ok(())
+}
+
+/// What arrived is one of the messages each, though some were lost between them. All but `broken` at most are whole.
+fn verify_each<'b>(
+    lane: usize,
+    [received, slots]: [usize; 2],
+    broken: usize,
+    sent: impl Fn(usize) -> &'b [u8],
+    came: impl Fn(usize) -> &'b [u8],
+) -> Result<()> {
+    let wrong = (0..received).filter(|&slot| !(0..slots).any(|other| sent(other) == came(slot)));
+    match wrong.skip(broken).next() {
+        Some(slot) => Err(PerfError::Data(format!("receive {slot} of QP {lane} is none of the messages"))),
+        None => Ok(()),
+    }
+}
+
+/// Messages that were lost have left the zeros that were there, wholly or from where they broke off. One at least is whole.
+fn verify_parts<'b>(
+    lane: usize,
+    slots: usize,
+    sent: impl Fn(usize) -> &'b [u8],
+    came: impl Fn(usize) -> &'b [u8],
+) -> Result<()> {
+    for slot in 0..slots {
+        let mut bytes = sent(slot).iter().zip(came(slot));
+        if let Some(at) = bytes.position(|(sent, came)| sent != came && *came != 0) {
+            return Err(PerfError::Data(format!("message {slot} of QP {lane} differs at byte {at}")));
+        }
+    }
+    if slots > 0 && !(0..slots).any(|slot| sent(slot) == came(slot)) {
+        return Err(PerfError::Data(format!("no message of QP {lane} has arrived whole")));
+    }
+    Ok(())
+}
+
+fn untold() -> PerfError {
+    PerfError::Protocol("it has not told its QPs yet".to_owned())
+}
+
+/// Readies a UD QP, and finds the way to the peer's.
+fn start_datagrams(
+    pd: &ProtectionDomain,
+    lane: &Lane,
+    remote: &ConnectionInfo,
+    attr: &ConnectAttr,
+) -> Result<AddressHandle> {
+    ferroce::start_datagrams(&lane.qp, attr.port_num, QKEY, lane.local.psn)?;
+    let ah = AhAttr {
+        dgid: remote.gid,
+        sgid_index: attr.sgid_index,
+        hop_limit: attr.hop_limit,
+        port_num: attr.port_num,
+        ..AhAttr::default()
+    };
+    Ok(pd.create_ah(&ah)?)
 }
 
 /// Bytes that differ from each other, from zero, and between seeds (splitmix64).
@@ -274,6 +380,20 @@ mod tests {
         server.verify(&[u64::MAX, 1]).unwrap();
         let error = server.verify(&[u64::MAX, 2]).unwrap_err().to_string();
         assert_eq!(error, "wrong data: message 1 of QP 1 differs at byte 99");
+    }
+
+    #[test]
+    fn losses_are_no_faults_but_wrong_bytes_are() {
+        let sent: [&[u8]; 3] = [b"one", b"two", b"six"];
+        let sent = |slot: usize| sent[slot];
+        let parts = |came: [&'static [u8]; 3]| verify_parts(0, 3, sent, move |slot| came[slot]).is_ok();
+        assert!(parts([b"one", b"two", b"six"]) && parts([b"\0\0\0", b"two", b"s\0\0"]));
+        assert!(!parts([b"one", b"two", b"s\0y"]), "a byte that nobody sent");
+        assert!(!parts([b"\0\0\0", b"t\0\0", b"\0\0\0"]), "nothing came whole");
+        let each =
+            |came: [&'static [u8]; 3], broken| verify_each(0, [3, 3], broken, sent, move |slot| came[slot]).is_ok();
+        assert!(each([b"two", b"six", b"two"], 0) && each([b"two", b"siy", b"two"], 1));
+        assert!(!each([b"two", b"siy", b"two"], 0) && !each([b"twx", b"siy", b"two"], 1));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use ferroce::Context;
 
 use crate::actor::Actor;
 use crate::error::Result;
-use crate::params::{Params, Verb};
+use crate::params::{Metric, Params, Verb};
 use crate::side::{Role, Side};
 use crate::stats::Round;
 
@@ -33,17 +33,25 @@ pub(crate) fn run(client: &Context, server: &Context, params: &Params, gid_index
         client_actor.expect(&server_sent);
         while !client_actor.step()? | !server_actor.step()? {}
     }
-    let [server_sent, client_sent] = [server_actor.sent(), client_actor.sent()];
-    verify(&client, &server, &client_sent, &server_sent)?;
+    let sent = [server_actor.sent(), client_actor.sent()];
+    let received = [server_actor.received(), client_actor.received()];
+    // Of SENDs the receiver knows how many came.
+    let came = |side: usize| if received[side].is_empty() { &sent[1 - side] } else { &received[side] };
+    verify(&client, &server, came(0), came(1))?;
     let mtu_bytes = client.mtu_bytes();
+    let is_counted = params.test.metric == Metric::Bandwidth && !received[0].is_empty();
     let [_, client_actor] = actors;
-    Ok((client_actor.round(), mtu_bytes))
+    let mut round = client_actor.round();
+    if is_counted {
+        round.arrived(received[0].iter().sum());
+    }
+    Ok((round, mtu_bytes))
 }
 
-/// Looks at the memory of whoever got the data.
-fn verify(client: &Side, server: &Side, client_sent: &[u64], server_sent: &[u64]) -> Result<()> {
+/// Looks at the memory of whoever got the data. `to_server`: of what the client sent, what came.
+fn verify(client: &Side, server: &Side, to_server: &[u64], to_client: &[u64]) -> Result<()> {
     let reads = client.params.test.verb == Verb::Read;
     let (of_client, of_server) = if reads { (client, server) } else { (server, client) };
-    of_client.verify(client_sent)?;
-    of_server.verify(server_sent)
+    of_client.verify(to_server)?;
+    of_server.verify(to_client)
 }

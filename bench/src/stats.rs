@@ -111,8 +111,10 @@ impl Peak {
 /// One round: what a side did.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
-    /// Messages, of all QPs.
+    /// Messages, of all QPs, that have arrived; where nobody knows (UC WRITE), that were sent.
     pub(crate) messages: u64,
+    /// Messages that were sent and did not arrive.
+    pub(crate) lost: u64,
     /// From the first post to the last completion, s.
     pub(crate) seconds: f64,
     /// Best rate over a short window, or the average if there was none.
@@ -122,6 +124,14 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    /// Only so many messages have arrived.
+    pub(crate) fn arrived(&mut self, messages: u64) {
+        let sent = self.messages;
+        self.messages = messages.min(sent);
+        self.lost = sent - self.messages;
+        self.peak_per_s *= self.messages as f64 / sent.max(1) as f64;
+    }
+
     /// Messages per second.
     pub(crate) fn per_s(&self) -> f64 {
         self.messages as f64 / self.seconds.max(1e-9)
@@ -147,6 +157,14 @@ pub(crate) fn gbit_per_s(per_s: f64, bytes: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_lost_does_not_count() {
+        let mut round =
+            Round { messages: 1000, lost: 0, seconds: 0.5, peak_per_s: 4000.0, latencies: Latencies::new() };
+        round.arrived(750);
+        assert_eq!((round.messages, round.lost, round.per_s(), round.peak_per_s), (750, 250, 1500.0, 3000.0));
+    }
 
     #[test]
     fn medians_are_of_the_middle() {
@@ -194,7 +212,7 @@ mod tests {
 
     #[test]
     fn rates_count_payload_bits() {
-        let round = Round { messages: 500, seconds: 0.5, peak_per_s: 0.0, latencies: Latencies::new() };
+        let round = Round { messages: 500, lost: 0, seconds: 0.5, peak_per_s: 0.0, latencies: Latencies::new() };
         assert_eq!(round.per_s(), 1000.0);
         assert_eq!(gbit_per_s(1e9, 1), 8.0);
     }

@@ -53,6 +53,45 @@ fn every_test_runs_on_one_thread_and_has_its_numbers() {
 }
 
 #[test]
+fn unreliable_services_run_in_every_test_that_they_have() {
+    for arguments in [
+        "write_bw -c UC -q 2 -s 9000",
+        "write_bw -c UC -b",
+        "write_lat -c UC",
+        "send_bw -c UC -s 5000",
+        "send_bw -c uc -b -I 64 -s 64",
+        "send_lat -c UC -s 6000",
+        "send_bw -c UD",
+        "send_bw -c UD -q 3 -s 1 -I 64 -b",
+        "send_bw -c UD -s 4096 -m 4096",
+        "send_lat -c UD",
+        "send_lat -c UD -s 700",
+    ] {
+        let reports = json(&format!("{arguments} --embedded --single-thread -n 1000 --json"));
+        let report = &reports[0];
+        assert_eq!(report["verified"], true, "{arguments}");
+        assert!(number(report, "msg_per_s") > 0.0 && number(report, "p50_ns") > 0.0, "{arguments}: {report}");
+        // One thread gives both sides their turns in time: nothing is lost.
+        assert_eq!(report["lost"], 0, "{arguments}");
+        assert!(["UC", "UD"].contains(&report["settings"]["connection"].as_str().unwrap()));
+        assert_eq!(report["ratio"].is_null(), arguments.contains("_lat"), "{arguments}");
+    }
+    let sizes = json("send_bw -c UD -a -n 40 --embedded --single-thread --json --no-floor");
+    assert_eq!(sizes.last().unwrap()["bytes"], 4096);
+}
+
+#[test]
+fn unreliable_messages_between_threads_arrive_right_or_are_counted_as_lost() {
+    for arguments in
+        ["write_bw -c UC -s 3000", "send_bw -c UC -s 3000", "send_bw -c UD", "send_lat -c UD", "write_lat -c UC"]
+    {
+        let reports = json(&format!("{arguments} -n 500 --embedded --json --no-floor"));
+        let arrived = number(&reports[0], "iterations") + number(&reports[0], "lost");
+        assert_eq!((arrived, &reports[0]["verified"]), (500.0, &true.into()), "{arguments}");
+    }
+}
+
+#[test]
 fn connections_are_counted_and_timed() {
     let reports = json("cm_rate --embedded -n 300 -o 5 --json");
     let [report] = &reports[..] else { panic!("{reports:?}") };
@@ -145,6 +184,9 @@ fn what_cannot_be_is_refused_in_a_sentence() {
         ("write_bw -Q 200 --embedded --single-thread", "-Q (--cq-mod) is 200: 1 to 128"),
         ("atomic_bw -s 64 --embedded --single-thread", "an atomic has 8 bytes"),
         ("read_bw -I 64 --embedded --single-thread", "READs and atomics bring data in"),
+        ("read_bw -c UC --embedded --single-thread", "no READ and no atomics"),
+        ("write_lat -c UD --embedded --single-thread", "it has SEND only"),
+        ("send_bw -c UD -s 8192 --embedded --single-thread", "1 to 4096"),
         ("write_bw --socket /nonexistent/socket", "/nonexistent/socket"),
         ("write_bw --embedded --vdev tun0", "names no known driver"),
         ("write_bw -x 9 -n 1 --embedded --single-thread", "no GID with index 9"),
@@ -193,7 +235,7 @@ fn free_port() -> u16 {
 fn two_processes_meet_over_memif() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("memif.sock");
-    for test in ["write_bw -s 64", "send_lat"] {
+    for test in ["write_bw -s 64", "send_lat", "send_bw -c UD -s 64", "write_lat -c UC"] {
         let port = free_port();
         let arguments = |role: &str, host: &str| {
             let vdev = format!("net_memif0,role={role},id=0,socket={},socket-abstract=no", socket.display());
@@ -206,7 +248,8 @@ fn two_processes_meet_over_memif() {
         assert!(succeeded, "{test}: {server_text}");
         let json = text.lines().find(|line| line.starts_with('{')).expect(&text);
         let report: Value = serde_json::from_str(json).unwrap();
-        assert_eq!((&report["iterations"], &report["verified"]), (&1000.into(), &true.into()));
-        assert_eq!(report["ratio"].is_null(), test == "send_lat");
+        let sent = number(&report, "iterations") + number(&report, "lost");
+        assert_eq!((sent, &report["verified"]), (1000.0, &true.into()));
+        assert_eq!(report["ratio"].is_null(), test.contains("_lat"));
     }
 }
