@@ -18,6 +18,10 @@ pub enum StreamOf {
     Direction(u8),
     /// An application: number of its conversation.
     Conversation(u8),
+    /// An application that is no conversation.
+    Guest(u8),
+    /// Settings of such applications: what they are does not change the rest of the run's settings.
+    GuestSettings,
 }
 
 impl StreamOf {
@@ -27,6 +31,8 @@ impl StreamOf {
             Self::Host(number) => (1, number),
             Self::Direction(number) => (2, number),
             Self::Conversation(number) => (3, number),
+            Self::Guest(number) => (4, number),
+            Self::GuestSettings => (5, 0),
         };
         kind << 8 | u64::from(number)
     }

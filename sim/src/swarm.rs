@@ -2,16 +2,18 @@
 //! operation are missing. So a run explores a corner, and many runs the room.
 
 use engine::config::TransportConfig;
-use ferroce::{ConnectAttr, PathMtu, QpCap};
+use ferroce::{ConnectAttr, PathMtu, QpCap, QpType};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
-use crate::app::{ConversationSettings, Incident, IncidentKind, Op, OpKind};
+use crate::app::{
+    ConnectionEnd, ConversationSettings, Incident, IncidentKind, Op, OpKind, RendezvousSettings, UnreliableSettings,
+};
 use crate::host::{GID_COUNT, HostSettings};
 use crate::link::{Faults, Flaps, LinkSettings};
 use crate::random::{Stream, StreamOf, chance, log_uniform, stream};
 use crate::run::RunSettings;
-use crate::world::WorldSettings;
+use crate::world::{GuestSettings, WorldSettings};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -42,6 +44,7 @@ pub fn draw(seed: u64) -> RunSettings {
         conversation.attr.timeout = timeout_code(round_trip_ns * TIMEOUT_FACTOR) + more;
     }
     let timeout_ns = conversations.iter().map(|c| 4_096u64 << c.attr.timeout).max().unwrap_or(0);
+    let guests = draw_guests(&mut stream(seed, StreamOf::GuestSettings), link.mtu);
     RunSettings {
         world: WorldSettings {
             hosts,
@@ -49,6 +52,7 @@ pub fn draw(seed: u64) -> RunSettings {
             faults,
             rules: [Vec::new(), Vec::new()],
             conversations,
+            guests,
             linger_ns: round_trip_ns + 2 * most_delayed_ns + MS,
         },
         safety_ns: s.random_range(MS..=2_000 * MS),
@@ -123,10 +127,77 @@ fn draw_faults(s: &mut Stream, link: &LinkSettings, is_mild: bool) -> Faults {
     }
 }
 
+/// Applications over UC and UD, and such as connect by address.
+fn draw_guests(s: &mut Stream, mtu: u16) -> Vec<GuestSettings> {
+    let mut guests = Vec::new();
+    for service in [QpType::Uc, QpType::Ud] {
+        if s.random() {
+            guests.push(GuestSettings::Unreliable(draw_unreliable(s, service, mtu)));
+        }
+    }
+    if s.random_ratio(1, 3) {
+        guests.push(GuestSettings::Rendezvous(draw_rendezvous(s)));
+    }
+    guests
+}
+
+fn draw_hosts(s: &mut Stream) -> [u8; 2] {
+    *[[0, 1], [0, 1], [1, 0], [1, 0], [0, 0]].choose(s).unwrap_or(&[0, 1])
+}
+
+fn fitting(mtu: u16) -> Vec<PathMtu> {
+    PathMtu::ALL.into_iter().filter(|path| path.bytes() + HEADER_BYTES as u32 <= u32::from(mtu)).collect()
+}
+
+fn draw_unreliable(s: &mut Stream, service: QpType, mtu: u16) -> UnreliableSettings {
+    let path_mtu = *fitting(mtu).choose(s).unwrap_or(&PathMtu::M256);
+    let most = if service == QpType::Ud { path_mtu.bytes() } else { 20_000 };
+    let message_bytes_max = *[16, 1_000, most].choose(s).unwrap_or(&16);
+    let messages = [s.random_range(0..=100), s.random_range(1..=100)];
+    // With a receive for each nothing needs to be lost.
+    let max_recv_wr = if s.random_ratio(1, 3) { 100 } else { s.random_range(1..=16) };
+    let mut sometimes = |ppm: u32| if s.random() { 0 } else { s.random_range(1..=ppm) };
+    UnreliableSettings {
+        write_ppm: sometimes(1_000_000),
+        stray_ppm: sometimes(100_000),
+        bad_lkey_ppm: sometimes(50_000),
+        recv_delay_ns: u64::from(sometimes(3_000_000)),
+        service,
+        hosts: draw_hosts(s),
+        messages,
+        message_bytes_max: message_bytes_max.min(most),
+        path_mtu,
+        max_send_wr: s.random_range(1..=32),
+        max_recv_wr,
+        step_delay_ns: s.random_range(100..=20 * US),
+        signal_ppm: s.random_range(0..=1_000_000),
+        inline: s.random(),
+        attr: ConnectAttr {
+            flow_label: if s.random() { 0 } else { s.random_range(0..1 << 20) },
+            traffic_class: s.random::<u8>() & !3,
+            sgid_index: if s.random() { 0 } else { s.random_range(0..GID_COUNT) },
+            sl: s.random_range(0..8),
+            ..ConnectAttr::default()
+        },
+    }
+}
+
+fn draw_rendezvous(s: &mut Stream) -> RendezvousSettings {
+    let ends = [ConnectionEnd::Client, ConnectionEnd::Server, ConnectionEnd::Both, ConnectionEnd::Abrupt];
+    RendezvousSettings {
+        hosts: draw_hosts(s),
+        connections: s.random_range(1..=20),
+        outstanding: s.random_range(1..=6),
+        refuse_ppm: if s.random() { 0 } else { s.random_range(1..=500_000) },
+        answer_delay_ns: s.random_range(0..=50 * MS),
+        ends: (0..s.random_range(1..=4)).filter_map(|_| ends.choose(s).copied()).collect(),
+        step_delay_ns: s.random_range(100..=20 * US),
+    }
+}
+
 fn draw_conversation(s: &mut Stream, mtu: u16, has_incident: bool) -> ConversationSettings {
     // Every path MTU that fits the link.
-    let fitting: Vec<PathMtu> =
-        PathMtu::ALL.into_iter().filter(|path| path.bytes() + HEADER_BYTES as u32 <= u32::from(mtu)).collect();
+    let fitting = fitting(mtu);
     let message_bytes_max = *[64, 1_500, 9_000, 70_000, 400_000].choose(s).unwrap_or(&64);
     let send_bytes_max = message_bytes_max.min(*[64, 5_000, 70_000].choose(s).unwrap_or(&64));
     let cap = QpCap {

@@ -4,7 +4,10 @@ use engine::Time;
 use ferroce::ConnectAttr;
 
 use crate::agenda::Agenda;
-use crate::app::{Conversation, ConversationSettings};
+use crate::app::{
+    Conversation, ConversationSettings, Guest, GuestCounts, Rendezvous, RendezvousSettings, Unreliable,
+    UnreliableSettings,
+};
 use crate::capture::Capture;
 use crate::host::{Host, HostSettings};
 use crate::link::{Direction, Faults, LinkSettings, Rule};
@@ -17,6 +20,15 @@ pub const HOST_COUNT: usize = 2;
 /// Things that may happen in [`LIVELOCK_WINDOW_NS`] before somebody must be running in circles.
 const LIVELOCK_EVENTS: u64 = 200_000;
 const LIVELOCK_WINDOW_NS: u64 = 1_000_000;
+
+/// Applications that are no conversation.
+#[derive(Clone, PartialEq, Debug)]
+pub enum GuestSettings {
+    /// Two that talk over UC or UD.
+    Unreliable(UnreliableSettings),
+    /// Two that connect by address.
+    Rendezvous(RendezvousSettings),
+}
 
 /// What a world is made of.
 #[derive(Clone, Debug)]
@@ -31,6 +43,8 @@ pub struct WorldSettings {
     pub rules: [Vec<Rule>; HOST_COUNT],
     /// The applications.
     pub conversations: Vec<ConversationSettings>,
+    /// Others.
+    pub guests: Vec<GuestSettings>,
     /// How long a packet may live, ns.
     pub linger_ns: u64,
 }
@@ -54,6 +68,8 @@ enum Event {
     Arrived { host: usize, frame: Vec<u8> },
     /// An application looks, if it still means to.
     Step { conversation: usize, side: usize },
+    /// The same of a guest.
+    Visit { guest: usize, side: usize },
 }
 
 /// Two hosts and all that is on and between them.
@@ -66,6 +82,8 @@ pub struct World {
     turn_at: [Time; HOST_COUNT],
     conversations: Vec<Conversation>,
     step_at: Vec<[Time; 2]>,
+    guests: Vec<Box<dyn Guest>>,
+    visit_at: Vec<[Time; 2]>,
     trace: TraceHash,
     capture: Option<Capture>,
     event_count: u64,
@@ -101,6 +119,7 @@ impl World {
             made.set_may_break(settings.may_break(&settings_of_one.attr));
             conversations.push(made);
         }
+        let guests = Self::invite(seed, settings, &hosts)?;
         let capture = captures.then(|| Capture::new(HOST_COUNT as u8)).transpose().or_say("making a capture")?;
         let mut world = Self {
             agenda: Agenda::default(),
@@ -110,6 +129,8 @@ impl World {
             turn_at: [Time::NEVER; HOST_COUNT],
             step_at: vec![[Time::NEVER; 2]; conversations.len()],
             conversations,
+            visit_at: vec![[Time::NEVER; 2]; guests.len()],
+            guests,
             trace: TraceHash::default(),
             capture,
             event_count: 0,
@@ -121,6 +142,33 @@ impl World {
         }
         world.step_all();
         Ok(world)
+    }
+
+    fn invite(seed: u64, settings: &WorldSettings, hosts: &[Host; HOST_COUNT]) -> Checked<Vec<Box<dyn Guest>>> {
+        // Port numbers of listeners: one for each.
+        const FIRST_PORT: u16 = 7_471;
+        let both = |of: [u8; 2]| of.map(|host| &hosts[usize::from(host)]);
+        let is_lossless =
+            settings.faults.iter().all(|faults| *faults == Faults::NONE) && settings.rules.iter().all(Vec::is_empty);
+        let may_duplicate = settings.faults.iter().any(|faults| faults.duplicate_ppm > 0)
+            || settings.rules.iter().any(|rules| !rules.is_empty());
+        let mut guests: Vec<Box<dyn Guest>> = Vec::new();
+        for (guest, number) in settings.guests.iter().zip(0u8..) {
+            let stream = stream(seed, StreamOf::Guest(number));
+            let made: Checked<Box<dyn Guest>> = match guest.clone() {
+                GuestSettings::Unreliable(s) => {
+                    let hosts = both(s.hosts);
+                    Unreliable::new(s, hosts, [is_lossless, may_duplicate], stream).map(|guest| Box::new(guest) as _)
+                }
+                GuestSettings::Rendezvous(s) => {
+                    let hosts = both(s.hosts);
+                    let port = FIRST_PORT + u16::from(number);
+                    Rendezvous::new(s, hosts, port, stream).map(|guest| Box::new(guest) as _)
+                }
+            };
+            guests.push(made.map_err(|what| format!("guest {number}: {what}"))?);
+        }
+        Ok(guests)
     }
 
     /// Virtual time.
@@ -138,6 +186,9 @@ impl World {
         let mut trace = self.trace;
         for conversation in &self.conversations {
             trace.add(conversation.trace().value());
+        }
+        for guest in &self.guests {
+            trace.add(guest.trace().value());
         }
         trace.value()
     }
@@ -174,7 +225,28 @@ impl World {
 
     /// True if every conversation has come to its end.
     pub fn is_done(&self) -> bool {
-        self.conversations.iter().all(Conversation::is_done)
+        self.conversations.iter().all(Conversation::is_done) && self.guests.iter().all(|guest| guest.is_done())
+    }
+
+    /// What is not done, in words.
+    pub fn unfinished(&self) -> String {
+        let conversations = self.conversations.iter().zip(0..).filter(|(conversation, _)| !conversation.is_done());
+        let guests = self.guests.iter().zip(0..).filter(|(guest, _)| !guest.is_done());
+        let lines = conversations.map(|(c, number)| format!("conversation {number}: {}", c.unfinished()));
+        let lines = lines.chain(guests.map(|(g, number)| format!("guest {number}: {}", g.unfinished())));
+        lines.collect::<Vec<_>>().join("; ")
+    }
+
+    /// True if there are applications that are no conversation.
+    pub fn has_guests(&self) -> bool {
+        !self.guests.is_empty()
+    }
+
+    /// What they have seen.
+    pub fn guest_counts(&self) -> GuestCounts {
+        let mut sum = GuestCounts::default();
+        self.guests.iter().for_each(|guest| sum.add(&guest.counts()));
+        sum
     }
 
     /// Runs until every conversation is done (true) or the time is over.
@@ -213,7 +285,12 @@ impl World {
     /// # Errors
     /// What is not as the model says.
     pub fn check_at_rest(&mut self) -> Result<(), Violation> {
-        self.for_conversations(|conversation, _| conversation.check_at_rest())
+        self.for_conversations(|conversation, _| conversation.check_at_rest())?;
+        let now = self.now();
+        for (guest, number) in self.guests.iter_mut().zip(0..) {
+            guest.check_at_rest().map_err(|what| Violation { at: now, what: format!("guest {number}: {what}") })?;
+        }
+        Ok(())
     }
 
     /// Has every conversation begin its end.
@@ -232,6 +309,8 @@ impl World {
         self.hosts.iter().for_each(|host| host.set_now(now));
         self.conversations.clear();
         self.step_at.clear();
+        self.guests.clear();
+        self.visit_at.clear();
         (0..HOST_COUNT).for_each(|host| self.plan_turn(host, now));
     }
 
@@ -250,6 +329,12 @@ impl World {
             for side in [0, 1] {
                 let at = self.now().add_ns(self.conversations[conversation].draw_delay());
                 self.plan_step(conversation, side, at);
+            }
+        }
+        for guest in 0..self.guests.len() {
+            for side in [0, 1] {
+                let at = self.now().add_ns(self.guests[guest].draw_delay());
+                self.plan_visit(guest, side, at);
             }
         }
     }
@@ -286,6 +371,7 @@ impl World {
                 let stepped = self.step(conversation, side);
                 stepped.map_err(|what| format!("conversation {conversation}: {what}"))
             }
+            Event::Visit { guest, side } => self.visit(guest, side).map_err(|what| format!("guest {guest}: {what}")),
         }
     }
 
@@ -295,6 +381,7 @@ impl World {
         match *event {
             Event::Turn { host } => self.turn_at[host] != now,
             Event::Step { conversation, side } => self.step_at.get(conversation).is_none_or(|at| at[side] != now),
+            Event::Visit { guest, side } => self.visit_at.get(guest).is_none_or(|at| at[side] != now),
             Event::Sent { .. } | Event::Arrived { .. } => false,
         }
     }
@@ -338,7 +425,31 @@ impl World {
                 }
             }
         }
+        self.tell_guests(host);
         Ok(())
+    }
+
+    fn tell_guests(&mut self, host: usize) {
+        let now = self.now();
+        for number in 0..self.guests.len() {
+            for side in [0, 1] {
+                let guest = &mut self.guests[number];
+                if guest.host(side) == host {
+                    let at = now.add_ns(guest.draw_delay());
+                    self.plan_visit(number, side, at);
+                }
+            }
+        }
+    }
+
+    fn visit(&mut self, number: usize, side: usize) -> Checked {
+        let now = self.now();
+        self.visit_at[number][side] = Time::NEVER;
+        self.hosts.iter().for_each(|host| host.set_now(now));
+        if let Some(at) = self.guests[number].step(side, now)? {
+            self.plan_visit(number, side, at);
+        }
+        self.look_after_hosts()
     }
 
     fn step(&mut self, number: usize, side: usize) -> Checked {
@@ -353,6 +464,12 @@ impl World {
             let at = now.add_ns(self.conversations[number].draw_delay());
             self.plan_step(number, 1 - side, at);
         }
+        self.look_after_hosts()
+    }
+
+    /// An application has been at its rings: hosts may have a turn to take, or frames to send.
+    fn look_after_hosts(&mut self) -> Checked {
+        let now = self.now();
         for host in 0..HOST_COUNT {
             if self.hosts[host].take_woken() {
                 self.plan_turn(host, now.add_ns(self.hosts[host].settings().turn_ns));
@@ -416,6 +533,14 @@ impl World {
         if at < self.turn_at[host] {
             self.turn_at[host] = at;
             self.agenda.push(at, Event::Turn { host });
+        }
+    }
+
+    /// Has a guest look no later than `at`.
+    fn plan_visit(&mut self, guest: usize, side: usize, at: Time) {
+        if at < self.visit_at[guest][side] {
+            self.visit_at[guest][side] = at;
+            self.agenda.push(at, Event::Visit { guest, side });
         }
     }
 

@@ -87,6 +87,12 @@ impl Memory {
         self.pool.write(range.start as u64, &self.shadow[range.clone()]).or_say("filling the pool")
     }
 
+    /// Writes bytes, as their owner may.
+    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) -> Checked {
+        self.shadow[at..at + bytes.len()].copy_from_slice(bytes);
+        self.pool.write(at as u64, bytes).or_say("filling the pool")
+    }
+
     /// What the model says the pieces hold, one after the other.
     pub(super) fn model(&self, pieces: &[Piece]) -> Vec<u8> {
         pieces.iter().flat_map(|piece| &self.shadow[piece.at..piece.at + piece.length]).copied().collect()

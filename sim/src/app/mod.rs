@@ -6,11 +6,14 @@
 mod client;
 mod complete;
 mod connection;
+mod guest;
 mod incident;
 mod memory;
 mod plan;
 mod post;
+mod rendezvous;
 mod rest;
+mod unreliable;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,7 +30,13 @@ use crate::violation::{Checked, OrSay, require};
 use client::Client;
 use complete::Addition;
 use connection::{Connection, End, Phase};
+pub(crate) use guest::Guest;
+pub use guest::GuestCounts;
 pub use plan::{ConversationSettings, Incident, IncidentKind, Op, OpKind};
+pub(crate) use rendezvous::Rendezvous;
+pub use rendezvous::{End as ConnectionEnd, RendezvousSettings};
+pub(crate) use unreliable::Unreliable;
+pub use unreliable::UnreliableSettings;
 
 /// One in so many steps has a look at the engine's own figures.
 const INSPECT_ONE_IN: u32 = 32;

@@ -147,6 +147,16 @@ fn addresses(number: u8) -> [PortAddress; GID_COUNT as usize] {
 }
 
 impl Host {
+    /// Its IPv4 address.
+    pub fn ipv4(&self) -> IpAddr {
+        self.lock().control.ports()[usize::from(PORT)].addresses[0].ip
+    }
+
+    /// Its global IPv6 address.
+    pub fn ipv6(&self) -> IpAddr {
+        self.lock().control.ports()[usize::from(PORT)].addresses[1].ip
+    }
+
     /// Host `number` with address 10.0.0.`number + 1` and its counterparts of every kind: [`GID_COUNT`] GIDs. Its memory keys come from `stream`.
     ///
     /// # Errors

@@ -4,11 +4,15 @@
 //! * [`loss`]: one frame is lost, or comes twice, or late; and what that costs exactly.
 //! * [`retries`]: retries are used up, or just not.
 //! * [`incidents`]: applications that misbehave, die, or write garbage.
+//! * [`unreliable`]: UC and UD.
+//! * [`connections`]: connections by address.
 //! * [`swarm`]: seeds, and that they repeat.
 
 mod clean;
+mod connections;
 mod incidents;
 mod loss;
 mod retries;
 mod scenario;
 mod swarm;
+mod unreliable;

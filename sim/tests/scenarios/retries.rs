@@ -57,7 +57,10 @@ fn progress_gives_all_retries_back() {
 #[test]
 fn dead_link_breaks_every_qp_and_a_healed_one_brings_them_back() {
     let dead = Faults { loss_ppm: 1_000_000, ..Faults::NONE };
-    let report = Scenario::both([ops(OpKind::Write, 5_000, 20), ops(OpKind::Read, 5_000, 20)])
+    // A neighbour that did not answer is left alone for 5 s, in which every QP breaks at once: few WQEs at a time, so that some
+    // are left after that.
+    let report = Scenario::both([ops(OpKind::Write, 5_000, 400), ops(OpKind::Read, 5_000, 400)])
+        .conversation(|c| c.cap.max_send_wr = 2)
         .faults(dead)
         .safety_ms(5_000)
         .run(1);

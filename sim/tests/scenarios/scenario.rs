@@ -28,6 +28,7 @@ impl Scenario {
             faults: [Faults::NONE; 2],
             rules: [Vec::new(), Vec::new()],
             conversations: vec![ConversationSettings::new(ops)],
+            guests: Vec::new(),
             linger_ns: MS,
         };
         Self { settings: RunSettings { world, safety_ns: 60_000 * MS, settling_ns: 0 } }
