@@ -284,8 +284,8 @@ fn verify_each<'b>(
     sent: impl Fn(usize) -> &'b [u8],
     came: impl Fn(usize) -> &'b [u8],
 ) -> Result<()> {
-    let wrong = (0..received).filter(|&slot| !(0..slots).any(|other| sent(other) == came(slot)));
-    match wrong.skip(broken).next() {
+    let mut wrong = (0..received).filter(|&slot| !(0..slots).any(|other| sent(other) == came(slot)));
+    match wrong.nth(broken) {
         Some(slot) => Err(PerfError::Data(format!("receive {slot} of QP {lane} is none of the messages"))),
         None => Ok(()),
     }
