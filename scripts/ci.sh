@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 stages=(fmt lint unit doc nodpdk asan sim fuzz e2e interop)
-# By hand: a release build of its own, and minutes under valgrind.
-slow_stages=(perf)
+# By hand: release builds of their own, minutes under valgrind, packages to install.
+slow_stages=(perf apps)
 target=${CARGO_TARGET_DIR:-$PWD/target}
 logs=$target/ci
 passed=0
@@ -101,6 +101,11 @@ stage_interop() {
 # Instructions of the hot paths against their budget.
 stage_perf() {
   check callgrind 1800 scripts/callgrind
+}
+
+# Programs of Debian's packages, which it installs, over two daemons.
+stage_apps() {
+  check programs 2400 scripts/apps
 }
 
 # check NAME LIMIT_S COMMAND...: a step that passes or fails as a whole.

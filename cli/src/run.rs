@@ -1,5 +1,7 @@
 //! `ferroce run`: starts a program that was built for rdma-core, over the daemons of this host.
 
+mod view;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -28,6 +30,10 @@ pub(crate) struct Args {
     /// Control sockets, or folders of them (*.sock), separated by colons: a device each.
     #[arg(long, value_name = "PATHS", env = SOCKETS, default_value = "/run/ferroce")]
     sockets: OsString,
+    /// Show the devices under /sys/class/infiniband and /dev/infiniband too, in a private view of both, for programs that look
+    /// there (UCX).
+    #[arg(long)]
+    sysfs: bool,
     /// Print the environment that the program would get, and start nothing.
     #[arg(long)]
     print_env: bool,
@@ -48,6 +54,9 @@ pub(crate) enum RunError {
     /// A folder that can't be part of the search path.
     #[error("{}: a folder of libraries can't have a colon in its name", .0.display())]
     Colon(PathBuf),
+    /// There is no view of /sys and /dev to be had.
+    #[error(transparent)]
+    View(#[from] view::ViewError),
     /// The system does not start it.
     #[error("{} can't be started: {error}", program.to_string_lossy())]
     Exec {
@@ -69,6 +78,10 @@ pub(crate) fn run(args: &Args, out: &mut impl Write) -> Result<Outcome, CommandE
         return Ok(Outcome::Good);
     };
     out.flush()?;
+    if args.sysfs {
+        let devices = view::devices(&args.sockets).map_err(RunError::from)?;
+        view::enter(&devices).map_err(RunError::from)?;
+    }
     let error = Command::new(program).args(arguments).envs(variables).exec();
     Err(RunError::Exec { program: program.clone(), error }.into())
 }

@@ -3,6 +3,7 @@
 mod fake_daemon;
 mod pcap;
 mod questions;
+mod run;
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -19,6 +20,7 @@ fn ferroce<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Run {
     let output = Command::new(env!("CARGO_BIN_EXE_ferroce"))
         .args(args)
         .env_remove("FERROCE_SOCKET")
+        .env_remove("FERROCE_SOCKETS")
         .stdin(Stdio::null())
         .output()
         .expect("the tool starts");

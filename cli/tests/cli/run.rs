@@ -1,0 +1,42 @@
+//! `ferroce run`: what it sets, and that it becomes the program.
+
+use std::fs;
+
+use crate::ferroce;
+
+/// A folder with a file that has the library's name.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("libibverbs.so.1"), "").expect("a file");
+    folder
+}
+
+#[test]
+fn print_env_shows_what_a_program_would_get() {
+    let folder = folder();
+    let path = folder.path().to_str().expect("text");
+    let run = ferroce(["run", "--libraries", path, "--sockets", "/run/a.sock:/run/b", "--print-env"]);
+    let (first, second) = run.stdout.split_once('\n').expect("two lines");
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let real = folder.path().canonicalize().expect("a path");
+    assert!(first.starts_with(&format!("LD_LIBRARY_PATH={}", real.display())), "{first}");
+    assert_eq!(second, "FERROCE_SOCKETS=/run/a.sock:/run/b\n");
+}
+
+#[test]
+fn the_program_s_status_is_the_tool_s() {
+    let folder = folder();
+    let path = folder.path().to_str().expect("text");
+    let run = ferroce(["run", "--libraries", path, "--", "sh", "-c", "echo $FERROCE_SOCKETS; exit 7"]);
+    assert_eq!((run.status, run.stdout.as_str()), (7, "/run/ferroce\n"));
+    let missing = ferroce(["run", "--libraries", path, "--", "no-such-program"]);
+    assert_eq!(missing.status, 2);
+    assert!(missing.stderr.starts_with("ferroce: no-such-program can't be started: "), "{}", missing.stderr);
+}
+
+#[test]
+fn a_folder_without_the_library_is_refused() {
+    let run = ferroce(["run", "--libraries", "/nonexistent", "--", "true"]);
+    assert_eq!(run.status, 2);
+    assert!(run.stderr.contains("libibverbs.so.1 is not in /nonexistent"), "{}", run.stderr);
+}
