@@ -38,7 +38,7 @@ causes! {
         "the peer refused the request as invalid: its QP lacks the right, or the message is longer than its receive";
     /// The peer answered NAK 2.
     NakRemoteAccess = 5,
-        "the peer refused the access: wrong R_Key, range, right or protection domain";
+        "the peer refused the access: wrong R_Key, range, right or protection domain, or (XRC) SRQ number";
     /// The peer answered NAK 3.
     NakRemoteOperation = 6,
         "the peer failed to execute the request";
@@ -108,6 +108,9 @@ causes! {
     /// As responder: the receive's SGEs were not usable.
     BadReceive = 35,
         "a receive's SGEs were not usable";
+    /// As responder of XRC: a request came for an SRQ that is not of the QP's domain.
+    WrongSrq = 36,
+        "the peer named an SRQ that does not exist in the QP's XRC domain";
     /// The application moved the QP to ERR.
     ByApplication = 48,
         "the application moved the QP to ERR";

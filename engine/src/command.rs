@@ -76,8 +76,8 @@ pub enum Command {
     AddQp {
         /// The QP.
         qp: Box<Qp>,
-        /// Its bit in its session's doorbell page.
-        doorbell_index: u32,
+        /// Its bit in its session's doorbell page; `None` if it has no queues that a client could post to.
+        doorbell_index: Option<u32>,
     },
     /// Changes a QP: all of the attributes or none.
     ModifyQp {

@@ -33,6 +33,8 @@ pub struct Limits {
     pub max_memory: u32,
     /// Address handles in the engine.
     pub max_ah: u32,
+    /// XRC domains open in the engine, each time that a session opens one; a file's holds a file descriptor of the daemon.
+    pub max_xrcd: u32,
     /// READs and atomics outstanding, either way.
     pub max_rd_atomic: u8,
     /// Bytes of rings in a session.
@@ -77,6 +79,7 @@ impl Default for Limits {
             max_channel: 256,
             max_memory: 256,
             max_ah: 65_536,
+            max_xrcd: 1_024,
             max_rd_atomic: 16,
             ring_bytes: 2 << 30,
             ring_bytes_total: 4 << 30,

@@ -12,14 +12,27 @@ pub struct Srq {
     pub(crate) pd: u32,
     /// Raise an event when fewer receives than this are left; 0 = off.
     pub(crate) limit: u32,
-    /// The client corrupted the ring: no receive is taken any more.
+    /// The client corrupted the ring, or its CQ has overrun: no receive is taken any more.
     pub(crate) broken: bool,
+    /// What makes it an SRQ of XRC.
+    pub(crate) xrc: Option<XrcPlace>,
+}
+
+/// Where an SRQ of XRC belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XrcPlace {
+    /// Number that requests name it by.
+    pub srqn: u32,
+    /// XRC domain (unique in the engine).
+    pub xrcd: u32,
+    /// Index of the CQ for its receives, in the same shard.
+    pub cq: u32,
 }
 
 impl Srq {
     /// An SRQ of a session, known there by `handle`.
-    pub fn new(fetcher: RecvFetcher, session: u32, handle: u32, pd: u32) -> Self {
-        Self { fetcher, session, handle, pd, limit: 0, broken: false }
+    pub fn new(fetcher: RecvFetcher, session: u32, handle: u32, pd: u32, xrc: Option<XrcPlace>) -> Self {
+        Self { fetcher, session, handle, pd, limit: 0, broken: false, xrc }
     }
 
     /// Takes a receive; `limit_reached` of the result asks for the SRQ limit event.

@@ -98,6 +98,24 @@ coded_enum! {
         Uc = 3, "UC";
         /// Unreliable datagram.
         Ud = 4, "UD";
+        /// Extended reliable connection, the end that sends: a requester without a responder. IBTA A14.
+        XrcSend = 9, "XRC_SEND";
+        /// Extended reliable connection, the end that receives: a responder without a requester, in an XRC domain. IBTA A14.
+        XrcRecv = 10, "XRC_RECV";
+    }
+}
+
+impl QpType {
+    /// True if requests are acknowledged, and sent again if they are not.
+    #[inline]
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
+    }
+
+    /// True for both ends of an extended reliable connection.
+    #[inline]
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, Self::XrcSend | Self::XrcRecv)
     }
 }
 

@@ -260,6 +260,43 @@ pub enum Request {
     },
     /// Connection management: [`Reply::Cm`], or as the request says.
     Cm(cm::CmRequest),
+    /// Opens an XRC domain: [`Reply::Xrcd`]. If a file descriptor rides along, it is the domain of that file's inode, the same for
+    /// all sessions of the user; else it is the session's own.
+    OpenXrcd {
+        /// `O_CREAT`: make it if there is none. Without it and a domain, `EAGAIN`.
+        create: bool,
+        /// `O_EXCL`: `EINVAL` if there is one.
+        exclusive: bool,
+    },
+    /// Closes a session's handle of an XRC domain, which goes with the last one. `EBUSY` while SRQs or QPs of the session are in it.
+    CloseXrcd {
+        /// The domain.
+        xrcd: u32,
+    },
+    /// An SRQ of an XRC domain: [`Reply::XrcSrq`]. Modified, queried and destroyed as any.
+    CreateXrcSrq {
+        /// Protection domain: of its receives, and of what requests for it reach by RDMA.
+        pd: u32,
+        /// XRC domain.
+        xrcd: u32,
+        /// Where its receives complete: a CQ on the domain's lcore.
+        cq: u32,
+        /// Sizes.
+        attr: SrqAttr,
+    },
+    /// A QP of an XRC domain that receives ([`QpType::XrcRecv`]): [`Reply::XrcQp`]. It has no queues; requests name the SRQ of the
+    /// domain that they are for. Modified, queried and destroyed as any.
+    CreateXrcQp {
+        /// XRC domain.
+        xrcd: u32,
+    },
+    /// Opens such a QP of another session: [`Reply::XrcQp`]. It lives until all that have it have destroyed it.
+    OpenXrcQp {
+        /// XRC domain.
+        xrcd: u32,
+        /// The QP.
+        qpn: u32,
+    },
 }
 
 /// What the daemon answers.
@@ -389,6 +426,33 @@ pub enum Reply {
     },
     /// Connection management.
     Cm(cm::CmReply),
+    /// An XRC domain.
+    Xrcd {
+        /// Its handle.
+        xrcd: u32,
+        /// Its lcore: CQs of its SRQs are made with this `comp_vector`.
+        shard: u8,
+    },
+    /// A new SRQ of an XRC domain. A segment that the client has not seen yet rides along.
+    XrcSrq {
+        /// Its handle.
+        srq: u32,
+        /// The number that requests name it by.
+        srqn: u32,
+        /// Sizes granted.
+        attr: SrqAttr,
+        /// Shape of its ring.
+        shape: QueueShape,
+        /// Its ring.
+        block: BlockAddress,
+    },
+    /// A receiving QP of an XRC domain.
+    XrcQp {
+        /// Its number.
+        qpn: u32,
+        /// Its lcore.
+        shard: u8,
+    },
 }
 
 /// Counters of a daemon: names as in the kernel where one exists there (`docs/counters.md`).

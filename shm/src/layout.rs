@@ -35,6 +35,11 @@
 //! new), `remote_addr` and `compare_add` the first address and the length in bytes of what it opens in the region whose key is
 //! the upper half of `swap`; the lower half are the rights, raw [`crate::attr::AccessFlags`]. LOCAL_INV: `imm` is the key.
 //! Neither has SGEs or inline data.
+//!
+//! XRC: the number of the SRQ that the request is for ([`SendWqe::srqn`]) are the lower 24 bits of `swap`; of an atomic compare
+//! and swap, which needs that itself, of `imm`.
+
+use crate::attr::WrOpcode;
 
 /// Offset of the producer index (client) in every queue block; for a QP that of its send queue.
 pub const PRODUCER: u64 = 0;
@@ -133,6 +138,25 @@ pub struct SendWqe {
 }
 
 impl SendWqe {
+    /// The same for an SRQ: XRC only. The opcode must be set.
+    #[inline]
+    #[must_use]
+    pub const fn to_srq(mut self, srqn: u32) -> Self {
+        if self.opcode == WrOpcode::AtomicCmpAndSwp as u8 {
+            self.imm = srqn;
+        } else {
+            self.swap = srqn as u64;
+        }
+        self
+    }
+
+    /// Number of the SRQ that an XRC request is for, 24 bits.
+    #[inline]
+    pub const fn srqn(&self) -> u32 {
+        let raw = if self.opcode == WrOpcode::AtomicCmpAndSwp as u8 { self.imm } else { self.swap as u32 };
+        raw & 0xff_ffff
+    }
+
     /// From the six words of shared memory.
     #[inline]
     pub const fn from_words(w: [u64; 6]) -> Self {

@@ -21,6 +21,7 @@ pub mod attr;
 pub mod control;
 pub mod copy_crc;
 pub mod doorbell;
+pub mod inode;
 pub mod layout;
 pub mod mapping;
 pub mod process_memory;

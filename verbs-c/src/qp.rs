@@ -65,7 +65,8 @@ unsafe fn create(
     let recv_cq = unsafe { CqObject::of(init.recv_cq) }?;
     // SAFETY: the caller's promise.
     let srq = if init.srq.is_null() { None } else { Some(unsafe { SrqObject::of(init.srq) }?) };
-    let qp_type = u8::try_from(init.qp_type).ok().and_then(QpType::from_code).ok_or(entry::NOT_OFFERED)?;
+    let qp_type = u8::try_from(init.qp_type).ok().and_then(QpType::from_code).filter(|kind| !kind.is_xrc());
+    let qp_type = qp_type.ok_or(entry::NOT_OFFERED)?;
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.cap;
     let qp = domain.domain.create_qp(&QpInit {
         qp_type,

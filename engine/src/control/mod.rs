@@ -16,6 +16,7 @@ mod queues;
 mod sentence;
 mod session;
 mod shares;
+mod xrc;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -36,12 +37,13 @@ use crate::slab::IndexAllocator;
 use crate::time::Time;
 use crate::{QPN_INDEX_COUNT, QPN_RESERVED_COUNT, SHARD_COUNT_MAX};
 use cm::CmDesk;
-use session::Session;
+use session::{QpPlace, Session};
 
 /// Errno values of the verbs' man pages.
 mod errno {
     pub(super) const EPERM: i32 = 1;
     pub(super) const ENOENT: i32 = 2;
+    pub(super) const EAGAIN: i32 = 11;
     pub(super) const ENOMEM: i32 = 12;
     pub(super) const EFAULT: i32 = 14;
     pub(super) const EBUSY: i32 = 16;
@@ -109,6 +111,7 @@ pub struct Control {
     post_mortems: post_mortem::PostMortems,
     /// The part of it that each user with a session may spend.
     user_rings: BTreeMap<u32, SegmentBudget>,
+    xrc: xrc::XrcDesk,
     /// Connections of all sessions.
     cm: CmDesk,
 }
@@ -123,13 +126,15 @@ impl Control {
         let book = |_| ShardBook {
             qps: IndexAllocator::new(QPN_RESERVED_COUNT, qp_end),
             cqs: IndexAllocator::new(0, limits.max_cq),
-            srqs: IndexAllocator::new(0, limits.max_srq),
+            // An SRQN of 0 is nobody's: it is what a request of XRC names that was not told any.
+            srqs: IndexAllocator::new(1, limits.max_srq.saturating_add(1).min(QPN_INDEX_COUNT)),
         };
         let shards = (0..config.shard_count).map(book).collect();
         let mrs = MrTable::new(limits.max_mr);
         let ahs = IndexAllocator::new(0, limits.max_ah.min(ah::INDEX_COUNT));
         let rings = SegmentBudget::new(limits.ring_bytes_total);
         let cm = CmDesk::new(&config);
+        let xrc = xrc::XrcDesk::new(rings.clone(), limits);
         Self {
             ports: config.ports.clone(),
             config,
@@ -146,6 +151,7 @@ impl Control {
             rings,
             post_mortems: post_mortem::PostMortems::default(),
             user_rings: BTreeMap::new(),
+            xrc,
             cm,
         }
     }
@@ -213,8 +219,11 @@ impl Control {
         let mut session = self.sessions.remove(&number)?;
         self.fetch_all_breaks(shards, number, &session);
         self.close_cm(&mut session);
-        for (qpn, _) in std::mem::take(&mut session.qps) {
-            self.drop_qp(shards, number, &session, qpn);
+        for (qpn, book) in std::mem::take(&mut session.qps) {
+            match book.place {
+                QpPlace::Session { .. } => self.drop_qp(shards, number, &session, qpn),
+                QpPlace::Domain { domain, .. } => self.leave_xrc_qp(shards, number, &session, qpn, domain),
+            }
         }
         for (key, _) in std::mem::take(&mut session.ahs) {
             self.drop_ah(shards, key);
@@ -223,6 +232,7 @@ impl Control {
             shards.command(srq.shard, Command::RemoveSrq { index: srq.index });
             self.shards[usize::from(srq.shard)].srqs.release(srq.index);
         }
+        self.close_all_xrcds(&mut session);
         for (_, cq) in std::mem::take(&mut session.cqs) {
             shards.command(cq.shard, Command::RemoveCq { index: cq.index });
             self.shards[usize::from(cq.shard)].cqs.release(cq.index);
@@ -326,6 +336,13 @@ impl Control {
             Request::WhyQp { qpn } => self.why_qp(shards, number, session, now, qpn)?,
             Request::ListPostMortems => self.list_post_mortems(shards, number, session, now),
             Request::ListMrs { after } => self.list_mrs(number, session, after),
+            Request::OpenXrcd { create, exclusive } => self.open_xrcd(session, fds.pop(), create, exclusive)?,
+            Request::CloseXrcd { xrcd } => self.close_xrcd(session, xrcd)?,
+            Request::CreateXrcSrq { pd, xrcd, cq, attr } => {
+                return self.create_xrc_srq(shards, number, session, (pd, xrcd, cq), attr);
+            }
+            Request::CreateXrcQp { xrcd } => self.create_xrc_qp(shards, number, session, xrcd)?,
+            Request::OpenXrcQp { xrcd, qpn } => self.open_xrc_qp(session, xrcd, qpn)?,
             Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))

@@ -10,7 +10,7 @@ use shm::ring::qp_block_bytes;
 use shm::segment::{Block, BlockAddress};
 use wire::Qpn;
 
-use super::session::{DoorbellBook, QpBook, Session};
+use super::session::{DoorbellBook, QpBook, QpPlace, Session};
 use super::{Answered, Control, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
 use crate::qp::state::ModifyError;
@@ -63,6 +63,7 @@ impl Control {
         session: &mut Session,
         wanted: WantedQp,
     ) -> Result<Answered, Refusal> {
+        check_service(&wanted)?;
         let pd_number = session.pd(wanted.pd)?;
         let placement = place_qp(session, &wanted)?;
         let granted = self.grant(&wanted)?;
@@ -81,6 +82,7 @@ impl Control {
             send_cq: placement.send_cq,
             recv_cq: placement.recv_cq,
             srq: placement.srq,
+            xrcd: 0,
             sq_sig_all: wanted.sq_sig_all,
             cap: granted.cap,
             sq: granted.sq,
@@ -96,12 +98,12 @@ impl Control {
             session.release_doorbell(shard, doorbell_index);
             session.segments.release(address);
         })?;
-        let answer = shards.command(shard, Command::AddQp { qp, doorbell_index });
+        let answer = shards.command(shard, Command::AddQp { qp, doorbell_index: Some(doorbell_index) });
         assert!(matches!(answer, Answer::Done), "a shard takes a QP of a session that it knows at a free index");
         session.add_qp_users(&wanted, true);
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
-        let kind = wanted.qp_type;
-        let book = QpBook { kind, pd, send_cq, recv_cq, srq, address, doorbell_index, neighbour: None };
+        let (kind, place) = (wanted.qp_type, QpPlace::Session { address, doorbell_index });
+        let book = QpBook { kind, pd, send_cq, recv_cq, srq, place, neighbour: None };
         session.qps.insert(qpn.value(), book);
         let Granted { cap, sq, rq } = granted;
         let reply =
@@ -128,7 +130,7 @@ impl Control {
         let sq = QueueShape::send(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         cap.max_send_wr = sq.depth.min(limits.max_qp_wr);
         cap.max_send_sge = sq.max_sge.min(limits.max_sge);
-        let rq = if wanted.srq.is_some() {
+        let rq = if wanted.srq.is_some() || wanted.qp_type == QpType::XrcSend {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
             QueueShape::default()
         } else {
@@ -246,9 +248,17 @@ impl Control {
         session.qp(qpn)?;
         session.set_neighbour(qpn, None);
         let Some(book) = session.qps.remove(&qpn) else { return no_such_qp(qpn) };
-        self.drop_qp(shards, number, session, qpn);
-        session.segments.release(book.address);
-        session.release_doorbell(shard_of(Qpn::new(qpn)), book.doorbell_index);
+        match book.place {
+            QpPlace::Session { address, doorbell_index } => {
+                self.drop_qp(shards, number, session, qpn);
+                session.segments.release(address);
+                session.release_doorbell(shard_of(Qpn::new(qpn)), doorbell_index);
+            }
+            QpPlace::Domain { xrcd, domain } => {
+                self.leave_xrc_qp(shards, number, session, qpn, domain);
+                session.use_xrcd(xrcd, false);
+            }
+        }
         let QpBook { pd, send_cq, recv_cq, srq, .. } = book;
         let users =
             WantedQp { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq, cap: QpCap::default(), sq_sig_all: false };
@@ -309,6 +319,19 @@ fn check_qkey(session: &Session, attr: &QpAttr, mask: QpAttrMask) -> Result<(), 
     Ok(())
 }
 
+/// IBTA A14: one end of an extended reliable connection takes no receives, the other has no protection domain.
+fn check_service(wanted: &WantedQp) -> Result<(), Refusal> {
+    match (wanted.qp_type, wanted.srq) {
+        (QpType::XrcRecv, _) => {
+            refuse(errno::EINVAL, "an XRC_RECV QP is made in an XRC domain, not in a protection domain")
+        }
+        (QpType::XrcSend, Some(_)) => {
+            refuse(errno::EINVAL, "an XRC_SEND QP takes no receives, so it can't have an SRQ")
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A QP lives where its CQs (and its SRQ) live: a ring has one producer.
 fn place_qp(session: &Session, wanted: &WantedQp) -> Result<Placement, Refusal> {
     let cq = |handle: u32| match session.cqs.get(&handle) {
@@ -326,6 +349,10 @@ fn place_qp(session: &Session, wanted: &WantedQp) -> Result<Placement, Refusal> 
     };
     match session.srqs.get(&handle) {
         None => refuse(errno::EINVAL, format!("SRQ {handle} does not exist")),
+        Some(srq) if srq.xrc.is_some() => refuse(
+            errno::EINVAL,
+            format!("SRQ {handle} is of an XRC domain: only QPs of the domain take receives from it"),
+        ),
         Some(srq) if srq.shard != shard => {
             let message =
                 format!("the SRQ is on lcore {}, the CQs are on {shard}: make it with one of these CQs", srq.shard);

@@ -1,15 +1,36 @@
 //! Completion queues and shared receive queues.
 
+use std::os::fd::OwnedFd;
+
 use shm::attr::SrqAttr;
 use shm::control::Reply;
 use shm::layout::QueueShape;
 use shm::ring::{CqWriter, RecvFetcher, cq_block_bytes, srq_block_bytes};
+use shm::segment::BlockAddress;
 
 use super::session::{CqBook, Session, SrqBook};
 use super::{Answered, Control, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
 use crate::cq::Cq;
-use crate::srq::Srq;
+use crate::srq::{Srq, XrcPlace};
+
+/// An SRQ to make.
+pub(super) struct WantedSrq<'a> {
+    pub(super) pd: u32,
+    pub(super) shard: u8,
+    pub(super) attr: SrqAttr,
+    /// Where one of XRC belongs, by its index in the shard.
+    pub(super) place: Option<&'a dyn Fn(u32) -> XrcPlace>,
+}
+
+/// An SRQ that was made.
+pub(super) struct MadeSrq {
+    pub(super) srq: u32,
+    pub(super) index: u32,
+    pub(super) attr: SrqAttr,
+    pub(super) shape: QueueShape,
+    pub(super) address: BlockAddress,
+}
 
 impl Control {
     pub(super) fn create_cq<S: Shards>(
@@ -53,7 +74,7 @@ impl Control {
 
     /// Where the client asks; else where the session's CQs are, so that any two of them can serve one QP; else on the shard
     /// with the fewest QPs.
-    fn place_cq(&self, session: &Session, comp_vector: Option<u32>) -> u8 {
+    pub(super) fn place_cq(&self, session: &Session, comp_vector: Option<u32>) -> u8 {
         let count = u32::from(self.config.shard_count);
         match (comp_vector, session.cqs.values().next()) {
             (Some(vector), _) => (vector % count) as u8,
@@ -98,6 +119,25 @@ impl Control {
         cq: Option<u32>,
         attr: SrqAttr,
     ) -> Result<Answered, Refusal> {
+        let shard = match cq.map(|cq| session.cqs.get(&cq).map(|book| book.shard)) {
+            Some(Some(shard)) => shard,
+            Some(None) => return refuse(errno::EINVAL, format!("CQ {} does not exist", cq.unwrap_or(0))),
+            None => self.place_cq(session, None),
+        };
+        let wanted = WantedSrq { pd, shard, attr, place: None };
+        let (made, fds) = self.make_srq(shards, number, session, &wanted)?;
+        Ok((Reply::Srq { srq: made.srq, attr: made.attr, shape: made.shape, block: made.address }, fds))
+    }
+
+    /// Makes an SRQ of either kind. The file descriptors are to go to the client: nothing may fail after this.
+    pub(super) fn make_srq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        number: u32,
+        session: &mut Session,
+        wanted: &WantedSrq<'_>,
+    ) -> Result<(MadeSrq, Vec<OwnedFd>), Refusal> {
+        let &WantedSrq { pd, shard, attr, .. } = wanted;
         let pd_number = session.pd(pd)?;
         let limits = &self.config.limits;
         let (max_wr, max_sge) = (limits.max_qp_wr, limits.max_sge);
@@ -110,20 +150,15 @@ impl Control {
         if attr.max_sge > max_sge {
             return refuse(errno::EINVAL, format!("{} SGEs: at most {max_sge} are allowed", attr.max_sge));
         }
-        let shard = match cq.map(|cq| session.cqs.get(&cq).map(|book| book.shard)) {
-            Some(Some(shard)) => shard,
-            Some(None) => return refuse(errno::EINVAL, format!("CQ {} does not exist", cq.unwrap_or(0))),
-            None => self.place_cq(session, None),
-        };
         let total = limits.max_srq;
         self.check_share(session, "SRQs on an lcore", total, |s| s.srqs.values().filter(|s| s.shard == shard).count())?;
         let shape = QueueShape::recv(attr.max_wr, attr.max_sge.max(1));
         let granted = SrqAttr { max_wr: shape.depth.min(max_wr), max_sge: shape.max_sge.min(max_sge), srq_limit: 0 };
         let (block, address) = session.allocate(srq_block_bytes(shape))?;
-        let Some(index) = self.shards[usize::from(shard)].srqs.allocate() else {
+        let indices = &mut self.shards[usize::from(shard)].srqs;
+        let Some(index) = indices.allocate() else {
             session.segments.release(address);
-            let max = self.config.limits.max_srq;
-            return refuse(errno::ENOMEM, format!("the limit of {max} SRQs is reached"));
+            return refuse(errno::ENOMEM, format!("the limit of {total} SRQs is reached"));
         };
         let made = RecvFetcher::new_srq(&block, shape).or_else(|error| refuse(errno::EINVAL, error.to_string()));
         let made = made.and_then(|fetcher| Ok((fetcher, session.new_segment_fds(&[address])?)));
@@ -132,11 +167,13 @@ impl Control {
             session.segments.release(address);
         })?;
         let handle = session.handle();
-        shards.command(shard, Command::AddSrq { index, srq: Box::new(Srq::new(fetcher, number, handle, pd_number)) });
+        let place = wanted.place.map(|place| place(index));
+        let srq = Box::new(Srq::new(fetcher, number, handle, pd_number, place));
+        shards.command(shard, Command::AddSrq { index, srq });
         session.use_pd(pd, true);
-        let book = SrqBook { shard, index, pd, attr: granted, max_sge: shape.max_sge, address, users: 0 };
+        let book = SrqBook { shard, index, pd, attr: granted, max_sge: shape.max_sge, address, users: 0, xrc: None };
         session.srqs.insert(handle, book);
-        Ok((Reply::Srq { srq: handle, attr: granted, shape, block: address }, fds))
+        Ok((MadeSrq { srq: handle, index, attr: granted, shape, address }, fds))
     }
 
     pub(super) fn modify_srq<S: Shards>(
@@ -177,18 +214,21 @@ impl Control {
         session: &mut Session,
         handle: u32,
     ) -> Result<Reply, Refusal> {
-        let (shard, index, pd, address) = match session.srqs.get(&handle) {
+        let (shard, index, pd, address, xrc) = match session.srqs.get(&handle) {
             None => return refuse(errno::EINVAL, format!("SRQ {handle} does not exist")),
             Some(SrqBook { users: users @ 1.., .. }) => {
                 return refuse(errno::EBUSY, format!("SRQ {handle} is used by {users} QPs: destroy them first"));
             }
-            Some(srq) => (srq.shard, srq.index, srq.pd, srq.address),
+            Some(srq) => (srq.shard, srq.index, srq.pd, srq.address, srq.xrc),
         };
         session.srqs.remove(&handle);
         drop(shards.command(shard, Command::RemoveSrq { index }));
         self.shards[usize::from(shard)].srqs.release(index);
         session.segments.release(address);
         session.use_pd(pd, false);
+        if let Some(place) = xrc {
+            session.use_xrc_srq(place, false);
+        }
         Ok(Reply::Done)
     }
 }

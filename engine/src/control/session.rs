@@ -80,6 +80,24 @@ pub(super) struct SrqBook {
     pub(super) max_sge: u32,
     pub(super) address: BlockAddress,
     pub(super) users: u32,
+    /// Its XRC domain and the CQ for its receives, if it is of XRC.
+    pub(super) xrc: Option<(u32, u32)>,
+}
+
+/// An XRC domain, by handle.
+pub(super) struct XrcdBook {
+    /// Its number in the engine.
+    pub(super) domain: u32,
+    pub(super) users: u32,
+}
+
+/// What a QP takes up besides its number.
+#[derive(Clone, Copy)]
+pub(super) enum QpPlace {
+    /// Rings and a doorbell of the session.
+    Session { address: BlockAddress, doorbell_index: u32 },
+    /// Nothing of the session's: it is an XRC domain's (handle, and number in the engine).
+    Domain { xrcd: u32, domain: u32 },
 }
 
 /// A QP.
@@ -89,8 +107,7 @@ pub(super) struct QpBook {
     pub(super) send_cq: u32,
     pub(super) recv_cq: u32,
     pub(super) srq: Option<u32>,
-    pub(super) address: BlockAddress,
-    pub(super) doorbell_index: u32,
+    pub(super) place: QpPlace,
     pub(super) neighbour: Option<NeighbourKey>,
 }
 
@@ -128,6 +145,7 @@ pub(super) struct Session {
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
     pub(super) qps: BTreeMap<u32, QpBook>,
+    pub(super) xrcds: BTreeMap<u32, XrcdBook>,
     /// Neighbours of its QPs, with how many QPs have them.
     pub(super) neighbours: BTreeMap<NeighbourKey, u32>,
     /// Connection management.
@@ -161,6 +179,7 @@ impl Session {
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            xrcds: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             cm: CmBook::default(),
             doorbells: (0..config.shard_count).map(|_| None).collect(),
@@ -179,6 +198,7 @@ impl Session {
                 || self.channels.contains_key(&handle)
                 || self.cqs.contains_key(&handle)
                 || self.srqs.contains_key(&handle)
+                || self.xrcds.contains_key(&handle)
                 || self.cm.has_handle(handle);
             if !taken {
                 return handle;

@@ -109,6 +109,6 @@ impl Session {
     /// QPs on a shard.
     pub(super) fn qp_count_on(&self, shard: u8) -> usize {
         let page = self.doorbells.get(usize::from(shard)).and_then(Option::as_ref);
-        page.map_or(0, |page| page.indices.in_use() as usize)
+        page.map_or(0, |page| page.indices.in_use() as usize) + self.xrc_qp_count_on(shard)
     }
 }

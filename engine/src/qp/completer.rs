@@ -1,6 +1,6 @@
 //! The completer: matches acknowledgements and responses to work requests. IBTA 9.7.5.
 
-use shm::attr::{QpState, QpType, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use shm::attr::{QpState, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
 use wire::{Frame, NakCode, OpKind, Psn, RnrTimer, Syndrome};
 
@@ -340,7 +340,7 @@ impl Qp {
             self.complete(env, self.send_cq, cqe, true);
             self.body.sq.retire(1);
         }
-        if self.kind == QpType::Rc {
+        if self.kind.is_reliable() {
             self.enter_error(env, cause);
         } else {
             self.enter_send_error(env, cause);

@@ -1,6 +1,6 @@
 //! The way into ERR and SQE, and the completions of everything that was posted. IBTA 10.3.1.
 
-use shm::attr::{QpState, WcOpcode, WcStatus, WrOpcode};
+use shm::attr::{QpState, QpType, WcOpcode, WcStatus, WrOpcode};
 use shm::control::AsyncEvent;
 use shm::layout::Cqe;
 use shm::ring::set_qp_error;
@@ -70,7 +70,7 @@ impl Qp {
         while left > 0 && self.flush_one_recv(env) {
             left -= 1;
         }
-        if self.srq != NONE && !self.body.cold.last_wqe_reported {
+        if self.srq != NONE && self.kind != QpType::XrcRecv && !self.body.cold.last_wqe_reported {
             // IBTA 11.6.3.4: no receive of the SRQ is in this QP's hands any more.
             self.body.cold.last_wqe_reported = true;
             env.push_event(self.session, AsyncEvent::QpLastWqeReached { qpn: self.qpn.value() });

@@ -6,7 +6,7 @@
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
 //! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
-//! binds windows and invalidates keys, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
+//! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
 //! of legal transitions, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod capture;
@@ -22,6 +22,7 @@ mod slot;
 pub(crate) mod state;
 mod transfer;
 mod unreliable;
+mod xrc;
 
 use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType};
 use shm::control::post_mortem::FailedRequest;
@@ -55,6 +56,8 @@ pub struct Qp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     srq: u32,
+    /// XRC domain of a QP that receives; 0 = none.
+    xrcd: u32,
     access: AccessFlags,
     pkey: Pkey,
     pub(crate) kind: QpType,
@@ -219,6 +222,8 @@ pub struct QpConfig {
     pub recv_cq: u32,
     /// Index of the SRQ, in the same shard.
     pub srq: Option<u32>,
+    /// XRC domain of a QP that receives (unique in the engine); 0 = none.
+    pub xrcd: u32,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
     /// Sizes granted.
@@ -286,6 +291,7 @@ impl Qp {
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
             srq: config.srq.unwrap_or(NONE),
+            xrcd: config.xrcd,
             access: AccessFlags::NONE,
             pkey: Pkey::DEFAULT,
             kind: config.kind,

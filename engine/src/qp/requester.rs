@@ -3,7 +3,7 @@
 use shm::attr::{AccessFlags, QpState, QpType, SendFlags, WcStatus, WrOpcode};
 use shm::control::AsyncEvent;
 use wire::buf::TxBatch;
-use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, Psn, RethRepr, Rkey};
+use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, Psn, RethRepr, Rkey, XrcEthRepr};
 
 use super::slot::{SendSlot, WqeError};
 use super::{Qp, transfer};
@@ -221,7 +221,7 @@ impl Qp {
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
         let mut ext = ExtBytes::new();
         self.put_ext_headers(&mut ext, &slot, opcode, offset, left);
-        let reliable = self.kind == QpType::Rc;
+        let reliable = self.kind.is_reliable();
         let ack_req = reliable && self.wants_ack(env, &slot, last);
         let solicited = last && slot.flags.contains(SendFlags::SOLICITED) && opcode_may_solicit(slot.opcode);
         let mut bth = Bth::new(opcode, self.dest_qpn, psn);
@@ -248,6 +248,9 @@ impl Qp {
     #[inline]
     fn put_ext_headers(&self, ext: &mut ExtBytes, slot: &SendSlot, opcode: Opcode, offset: u32, left: u32) {
         let headers = opcode.info().map_or(ExtHeaders::NONE, |info| info.ext);
+        if headers.contains(ExtHeaders::XRCETH) {
+            ext.put(XrcEthRepr { srqn: slot.srqn() }.to_bytes());
+        }
         if headers.contains(ExtHeaders::RETH) {
             // A READ that is asked again starts at the first missing byte.
             let va = slot.remote_addr.wrapping_add(u64::from(offset));
@@ -478,7 +481,7 @@ const fn opcode_allowed(kind: QpType, opcode: WrOpcode) -> bool {
         WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => !matches!(kind, QpType::Ud),
         // UC has no opcode for a SEND with invalidate (IBTA 9.2, table of opcodes).
         WrOpcode::SendWithInv | WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
-            matches!(kind, QpType::Rc)
+            kind.is_reliable()
         }
         WrOpcode::LocalInv | WrOpcode::BindMw => !matches!(kind, QpType::Ud),
     }

@@ -3,7 +3,7 @@
 //! A request goes through straight-line checks in the order of the specification's figures: PSN, opcode sequence, opcode
 //! validity, resources, length, R_Key; then it is executed and acknowledged. A check that fails says what is to be sent.
 
-use shm::attr::{AccessFlags, QpState, WcFlags, WcOpcode, WcStatus};
+use shm::attr::{AccessFlags, QpState, QpType, WcFlags, WcOpcode, WcStatus};
 use shm::control::AsyncEvent;
 use shm::layout::Cqe;
 use wire::buf::TxBatch;
@@ -13,6 +13,7 @@ use wire::{
 };
 
 use super::requester::MESSAGE_BYTES_MAX;
+use super::slot::service_bits;
 use super::{Message, NONE, Qp, Step, transfer};
 use crate::cause::ErrorCause;
 use crate::mr::MrFault;
@@ -53,6 +54,8 @@ pub(crate) struct Resource {
     answered: bool,
     /// The value before an atomic; `None` for a READ.
     original: Option<u64>,
+    /// Domain of the region that is read.
+    pd: u32,
 }
 
 impl Resource {
@@ -68,6 +71,7 @@ impl Resource {
         end_bytes: 0,
         answered: false,
         original: None,
+        pd: 0,
     };
 }
 
@@ -80,7 +84,7 @@ pub(super) enum Refusal {
     Fatal(NakCode, ErrorCause),
 }
 
-const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::InvalidRequestReceived);
+pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, ErrorCause::InvalidRequestReceived);
 const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, ErrorCause::AccessViolationReceived);
 pub(super) const BAD_RECEIVE: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadReceive);
 const BAD_RING: Refusal = Refusal::Fatal(NakCode::RemoteOperation, ErrorCause::BadRingIndex);
@@ -265,6 +269,9 @@ impl Qp {
         if !in_order {
             return Err(INVALID);
         }
+        if self.kind == QpType::XrcRecv {
+            self.select_srq(env, frame)?;
+        }
         match info.kind {
             OpKind::Send => self.execute_send(env, frame),
             OpKind::Write => self.execute_write(env, frame),
@@ -417,6 +424,7 @@ impl Qp {
             length: reth.dma_len,
             end: packets,
             end_bytes: reth.dma_len,
+            pd: self.pd,
             ..Resource::EMPTY
         });
         self.accept(packets);
@@ -705,7 +713,7 @@ impl Qp {
                 }
                 let va = r.va.wrapping_add(u64::from(offset));
                 let region =
-                    env.mrs.resolve_remote(r.rkey, (self.pd, self.qpn), va, payload_len, AccessFlags::REMOTE_READ);
+                    env.mrs.resolve_remote(r.rkey, (r.pd, self.qpn), va, payload_len, AccessFlags::REMOTE_READ);
                 region.and_then(|region| region.read_crc(0, payload, crc)).unwrap_or_else(|fault| {
                     found = Err(fault);
                     crc
@@ -764,9 +772,10 @@ impl Qp {
         Step::Sent
     }
 
+    /// `opcode` is that of RC, whose codes all services share.
     #[inline]
     fn response_bth(&self, opcode: Opcode, psn: Psn) -> Bth {
-        let mut bth = Bth::new(opcode, self.dest_qpn, psn);
+        let mut bth = Bth::new(Opcode(opcode.0 | service_bits(self.kind)), self.dest_qpn, psn);
         bth.pkey = self.pkey;
         bth
     }

@@ -1,6 +1,7 @@
 //! The engine's private copy of a posted work request, kept until it completes: shared memory is read once.
 
 use shm::attr::{QpType, SendFlags, WcStatus, WrOpcode};
+use shm::layout::SendWqe;
 use wire::{Opcode, Psn};
 
 use crate::cause::ErrorCause;
@@ -82,12 +83,13 @@ impl SendSlot {
     /// Opcode of packet `packet` of this message: the service's bits over the operation's, which all services share.
     #[inline]
     pub(crate) fn packet_opcode(&self, kind: QpType, packet: u32) -> Opcode {
-        let service = match kind {
-            QpType::Rc => 0x00,
-            QpType::Uc => 0x20,
-            QpType::Ud => 0x60,
-        };
-        Opcode(self.operation(packet).0 | service)
+        Opcode(self.operation(packet).0 | service_bits(kind))
+    }
+
+    /// Number of the SRQ that an XRC request is for.
+    #[inline]
+    pub(crate) fn srqn(&self) -> u32 {
+        SendWqe { opcode: self.opcode.code(), imm: self.imm, swap: self.swap, ..SendWqe::default() }.srqn()
     }
 
     #[inline]
@@ -119,5 +121,16 @@ impl SendSlot {
                 (false, true, _) => Opcode::RC_SEND_LAST,
             },
         }
+    }
+}
+
+/// The upper three bits of a service's opcodes. IBTA 9.2.1, A14.
+#[inline]
+pub(super) const fn service_bits(kind: QpType) -> u8 {
+    match kind {
+        QpType::Rc => 0x00,
+        QpType::Uc => 0x20,
+        QpType::Ud => 0x60,
+        QpType::XrcSend | QpType::XrcRecv => 0xa0,
     }
 }

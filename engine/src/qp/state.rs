@@ -219,6 +219,9 @@ const RC_REQUESTER: QpAttrMask = all_of(&[Mask::TIMEOUT, Mask::RETRY_CNT, Mask::
 /// What may change at any time in RTS, and on the way there.
 const UC_RUNNING: QpAttrMask = all_of(&[Mask::ACCESS_FLAGS, Mask::ALT_PATH, Mask::PATH_MIG_STATE]);
 const RC_RUNNING: QpAttrMask = all_of(&[UC_RUNNING, Mask::MIN_RNR_TIMER]);
+/// The timeout is the requester's, but Linux wants (and ignores) it of an XRC QP that receives as well.
+const XRC_RECV_DRAINED: QpAttrMask = all_of(&[UC_DRAINED, Mask::PORT, Mask::TIMEOUT, RC_RESPONDER]);
+const XRC_SEND_DRAINED: QpAttrMask = all_of(&[UC_DRAINED, Mask::PORT, RC_REQUESTER]);
 /// What may change while nothing is sent.
 const UC_DRAINED: QpAttrMask = all_of(&[UC_RUNNING, Mask::AV, Mask::PKEY_INDEX]);
 const RC_DRAINED: QpAttrMask = all_of(&[UC_DRAINED, Mask::PORT, RC_REQUESTER, RC_RESPONDER]);
@@ -226,35 +229,36 @@ const RC_DRAINED: QpAttrMask = all_of(&[UC_DRAINED, Mask::PORT, RC_REQUESTER, RC
 /// The attributes that a transition needs and takes; `None` if there is no such transition.
 const fn transition_attrs(transition: Transition) -> Option<TransitionAttrs> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use QpType::{Rc, Uc, Ud};
+    use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
     let Transition { qp_type, from, to } = transition;
     let (required, optional) = match (from, to) {
         (_, Reset | Err) => (Mask::NONE, Mask::NONE),
         (Reset, Init) => match qp_type {
-            Rc | Uc => (CONNECTED_INIT, Mask::NONE),
+            Rc | Uc | XrcSend | XrcRecv => (CONNECTED_INIT, Mask::NONE),
             Ud => (DATAGRAM_INIT, Mask::NONE),
         },
         (Init, Init) => match qp_type {
-            Rc | Uc => (Mask::NONE, CONNECTED_INIT),
+            Rc | Uc | XrcSend | XrcRecv => (Mask::NONE, CONNECTED_INIT),
             Ud => (Mask::NONE, DATAGRAM_INIT),
         },
         (Init, Rtr) => {
             let optional = all_of(&[Mask::ALT_PATH, Mask::ACCESS_FLAGS, Mask::PKEY_INDEX]);
             match qp_type {
-                Rc => (all_of(&[CONNECTED_RTR, RC_RESPONDER]), optional),
-                Uc => (CONNECTED_RTR, optional),
+                Rc | XrcRecv => (all_of(&[CONNECTED_RTR, RC_RESPONDER]), optional),
+                Uc | XrcSend => (CONNECTED_RTR, optional),
                 Ud => (Mask::NONE, all_of(&[Mask::PKEY_INDEX, Mask::QKEY])),
             }
         }
         (Rtr | Rts | Sqd, Rts) => {
             let required = match (from, qp_type) {
-                (Rtr, Rc) => all_of(&[RC_REQUESTER, Mask::SQ_PSN]),
+                (Rtr, Rc | XrcSend) => all_of(&[RC_REQUESTER, Mask::SQ_PSN]),
+                (Rtr, XrcRecv) => all_of(&[Mask::TIMEOUT, Mask::SQ_PSN]),
                 (Rtr, Uc | Ud) => Mask::SQ_PSN,
                 _ => Mask::NONE,
             };
             let optional = match qp_type {
-                Rc => RC_RUNNING,
-                Uc => UC_RUNNING,
+                Rc | XrcRecv => RC_RUNNING,
+                Uc | XrcSend => UC_RUNNING,
                 Ud => Mask::QKEY,
             };
             (required, optional.union(Mask::CUR_STATE))
@@ -263,10 +267,12 @@ const fn transition_attrs(transition: Transition) -> Option<TransitionAttrs> {
         (Sqd, Sqd) => match qp_type {
             Rc => (Mask::NONE, RC_DRAINED),
             Uc => (Mask::NONE, UC_DRAINED),
+            XrcSend => (Mask::NONE, XRC_SEND_DRAINED),
+            XrcRecv => (Mask::NONE, XRC_RECV_DRAINED),
             Ud => (Mask::NONE, all_of(&[Mask::PKEY_INDEX, Mask::QKEY])),
         },
         (Sqe, Rts) => match qp_type {
-            Rc => return None,
+            Rc | XrcSend | XrcRecv => return None,
             Uc => (Mask::NONE, all_of(&[Mask::CUR_STATE, Mask::ACCESS_FLAGS])),
             Ud => (Mask::NONE, all_of(&[Mask::CUR_STATE, Mask::QKEY])),
         },

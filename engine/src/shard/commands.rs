@@ -39,10 +39,7 @@ impl Shard {
             Command::QuerySrq { index } => {
                 self.srq(index).map_or(Answer::Missing, |srq| Answer::SrqLimit { limit: srq.limit })
             }
-            Command::RemoveSrq { index } => {
-                let slot = self.env.srqs.get_mut(index as usize);
-                slot.and_then(Option::take).map_or(Answer::Missing, Answer::Srq)
-            }
+            Command::RemoveSrq { index } => self.remove_srq(index),
             Command::AddQp { qp, doorbell_index } => self.add_qp(qp, doorbell_index),
             Command::ModifyQp { index, attr, mask } => {
                 let limits = self.attr_limits();
@@ -135,6 +132,16 @@ impl Shard {
         }
     }
 
+    fn remove_srq(&mut self, index: u32) -> Answer {
+        let slot = self.env.srqs.get_mut(index as usize);
+        let Some(srq) = slot.and_then(Option::take) else { return Answer::Missing };
+        if srq.xrc.is_some() {
+            // No QP hangs on it, but some may be in the middle of a message for it.
+            self.qps.iter_mut().flatten().for_each(|qp| qp.forget_srq(index));
+        }
+        Answer::Srq(srq)
+    }
+
     /// Arms the limit; if fewer receives are left already, the event comes at once. IBTA 10.2.9.1.
     fn set_srq_limit(&mut self, index: u32, limit: u32) -> Answer {
         let Some(Some(srq)) = self.env.srqs.get_mut(index as usize) else { return Answer::Missing };
@@ -147,15 +154,17 @@ impl Shard {
         Answer::Done
     }
 
-    fn add_qp(&mut self, qp: Box<Qp>, doorbell_index: u32) -> Answer {
+    fn add_qp(&mut self, qp: Box<Qp>, doorbell_index: Option<u32>) -> Answer {
         let index = qp.index as usize;
-        let Some(session) = self.sessions.iter_mut().find(|s| s.session == qp.session) else { return Answer::Missing };
-        let doorbell = doorbell_index as usize;
-        if doorbell >= session.qps.len() {
-            session.qps.resize(doorbell + 1, NO_QP);
-        }
-        if let Some(slot) = session.qps.get_mut(doorbell) {
-            *slot = qp.index;
+        if let Some(doorbell) = doorbell_index.map(|index| index as usize) {
+            let session = self.sessions.iter_mut().find(|s| s.session == qp.session);
+            let Some(session) = session else { return Answer::Missing };
+            if doorbell >= session.qps.len() {
+                session.qps.resize(doorbell + 1, NO_QP);
+            }
+            if let Some(slot) = session.qps.get_mut(doorbell) {
+                *slot = qp.index;
+            }
         }
         if index >= self.qps.len() {
             self.qps.resize_with(index + 1, || None);

@@ -7,6 +7,7 @@ use shm::layout::{Cqe, Sge};
 use shm::ring::BadIndex;
 use wire::buf::Dest;
 
+use crate::QPN_INDEX_MASK;
 use crate::ah::AhTable;
 use crate::config::{PortConfig, TransportConfig};
 use crate::counters::{PortCounters, ShardCounters};
@@ -17,7 +18,7 @@ use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
 use crate::post_mortem::BreakQueue;
 use crate::ready::{Output, ReadyQueues};
-use crate::srq::{Srq, SrqRecv};
+use crate::srq::{Srq, SrqRecv, XrcPlace};
 use crate::time::Time;
 use crate::timer::TimerWheel;
 
@@ -92,6 +93,26 @@ impl Env {
         if !self.events.push(session, event) {
             self.counters.events_lost += 1;
         }
+    }
+
+    /// The CQ has overrun: the SRQs of XRC whose receives complete there give none any more.
+    #[cold]
+    pub(crate) fn break_srqs_of(&mut self, cq: u32) {
+        let Self { srqs, events, counters, .. } = self;
+        for srq in srqs.iter_mut().flatten().filter(|srq| srq.xrc.is_some_and(|xrc| xrc.cq == cq)) {
+            srq.broken = true;
+            if !events.push(srq.session, AsyncEvent::SrqErr { srq: srq.handle }) {
+                counters.events_lost += 1;
+            }
+        }
+    }
+
+    /// The SRQ of XRC with this number.
+    #[inline]
+    pub(crate) fn xrc_srq(&self, srqn: u32) -> Option<(&Srq, XrcPlace)> {
+        let srq = self.srqs.get((srqn & QPN_INDEX_MASK) as usize)?.as_deref()?;
+        let place = srq.xrc.filter(|place| place.srqn == srqn)?;
+        Some((srq, place))
     }
 
     /// Takes a receive from an SRQ: `None` if there is none.

@@ -18,6 +18,7 @@ mod gsi;
 mod neighbours;
 mod receive;
 
+use shm::attr::QpType;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -247,11 +248,15 @@ impl Shard {
         }
     }
 
-    /// QPs whose CQ has overrun can't report any more: they break. IBTA 11.6.3.2.
+    /// QPs whose CQ has overrun can't report any more: they break. IBTA 11.6.3.2. Of XRC it is the SRQ that does: QPs of the
+    /// domain have others to serve.
     #[inline]
     fn break_overrun_cqs(&mut self) {
         while let Some(cq) = self.env.overrun_cqs.pop() {
-            for qp in self.qps.iter_mut().flatten().filter(|qp| qp.send_cq == cq || qp.recv_cq == cq) {
+            self.env.break_srqs_of(cq);
+            let reports_there =
+                |qp: &&mut Box<Qp>| qp.kind != QpType::XrcRecv && (qp.send_cq == cq || qp.recv_cq == cq);
+            for qp in self.qps.iter_mut().flatten().filter(reports_there) {
                 qp.break_for_cq(&mut self.env);
             }
         }

@@ -113,13 +113,16 @@ type Count = fn(&mut crate::counters::PortCounters);
 /// IBTA 9.6.1: a packet is the QP's only if P_Key, service and addresses (or Q_Key) are.
 #[inline]
 fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Count> {
-    let service = match qp.kind {
-        QpType::Rc => ServiceType::Rc,
-        QpType::Uc => ServiceType::Uc,
-        QpType::Ud => ServiceType::Ud,
-    };
     let info = frame.info();
-    if info.service != service && info.kind != OpKind::Cnp {
+    let is_of_service = match qp.kind {
+        QpType::Rc => info.service == ServiceType::Rc,
+        QpType::Uc => info.service == ServiceType::Uc,
+        QpType::Ud => info.service == ServiceType::Ud,
+        // IBTA A14: one end has no responder, the other no requester.
+        QpType::XrcSend => info.service == ServiceType::Xrc && info.kind.is_response(),
+        QpType::XrcRecv => info.service == ServiceType::Xrc && !info.kind.is_response(),
+    };
+    if !is_of_service && info.kind != OpKind::Cnp {
         return Err(|c| c.rx_wrong_service += 1);
     }
     if !pkey.matches(qp.pkey()) {
@@ -167,7 +170,7 @@ fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> 
 fn dispatch(qp: &mut Qp, env: &mut Env, frame: &Frame<'_>) {
     if frame.info().kind.is_response() {
         qp.handle_response(env, frame);
-    } else if qp.kind == QpType::Rc {
+    } else if qp.kind.is_reliable() {
         qp.handle_request(env, frame);
     } else {
         qp.handle_unreliable(env, frame);

@@ -258,6 +258,16 @@ impl Client {
         (srq, RecvPoster::new_srq(&block, shape, attr.max_wr).unwrap(), block)
     }
 
+    /// An SRQ of an XRC domain: handle, number, and what posts to it.
+    pub(crate) fn xrc_srq(&mut self, host: &mut Host, pd: u32, xrcd: u32, cq: u32) -> (u32, u32, RecvPoster) {
+        let attr = SrqAttr { max_wr: 8, max_sge: 2, srq_limit: 0 };
+        let (reply, fds) = host.request(self.session, Request::CreateXrcSrq { pd, xrcd, cq, attr }, vec![]);
+        let Reply::XrcSrq { srq, srqn, attr, shape, block } = reply else { panic!("{reply:?}") };
+        attach(&mut self.segments, &[block], fds);
+        let block = place(&self.segments, block);
+        (srq, srqn, RecvPoster::new_srq(&block, shape, attr.max_wr).unwrap())
+    }
+
     pub(crate) fn qp(&mut self, host: &mut Host, cap: QpCap) -> TestQp {
         self.qp_of(host, QpType::Rc, cap)
     }
@@ -435,6 +445,8 @@ pub(crate) fn steps(kind: QpType) -> [(QpState, QpAttrMask); 3] {
     let masks = match kind {
         QpType::Rc => return STEPS,
         QpType::Uc => [INIT, Mask(Mask::AV.0 | Mask::PATH_MTU.0 | Mask::DEST_QPN.0 | Mask::RQ_PSN.0), Mask::SQ_PSN],
+        QpType::XrcSend => [INIT, Mask(Mask::AV.0 | Mask::PATH_MTU.0 | Mask::DEST_QPN.0 | Mask::RQ_PSN.0), RTS],
+        QpType::XrcRecv => [INIT, RTR, Mask(Mask::TIMEOUT.0 | Mask::SQ_PSN.0)],
         QpType::Ud => [Mask(Mask::PKEY_INDEX.0 | Mask::PORT.0 | Mask::QKEY.0), Mask::NONE, Mask::SQ_PSN],
     };
     let [init, rtr, rts] = masks.map(|mask| mask | Mask::STATE);
