@@ -12,7 +12,7 @@ use daemon::embedded::{
 use daemon::{EngineError, IdlePolicy, LcoreSetup};
 use ferroce::control::{Reply, Request};
 use ferroce::{AccessFlags, Context, OwnRange, SendWr, WcStatus, WorkCompletion};
-use support::{Peer, connect, datagrams, every_operation, unreliable_connection};
+use support::{Peer, connect, datagrams, every_operation, extended_connection, unreliable_connection};
 
 /// These tests share the machine's two cores: engines that spin would starve each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -90,6 +90,27 @@ fn unreliable_connections_carry_what_they_may() {
     let [a_node, b_node] = polled_pair(&engine_config("ferroce0")).unwrap();
     let (a, b) = (Peer::new(polled_context(&a_node), 1 << 20, 0), Peer::new(polled_context(&b_node), 1 << 20, 0));
     unreliable_connection(&a, &b);
+}
+
+#[test]
+fn one_connection_reaches_the_srqs_of_two_processes() {
+    let [a_node, b_node] = polled_pair(&engine_config("ferroce0")).unwrap();
+    let a = Peer::new(polled_context(&a_node), 1 << 20, 0);
+    let [b, c] = [(); 2].map(|()| Peer::new(polled_context(&b_node), 1 << 20, 0));
+    extended_connection(&a, [&b, &c]);
+    // And inside one engine.
+    let d = Peer::new(polled_context(&b_node), 1 << 20, 0);
+    extended_connection(&d, [&b, &c]);
+}
+
+#[test]
+fn an_xrc_domain_of_threaded_nodes_may_be_on_any_lcore() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let setup = adaptive(2);
+    let [a_node, b_node] = threaded_pair(&engine_config("ferroce0"), [&setup, &setup]).unwrap();
+    let a = Peer::new(threaded_context(&a_node), 1 << 20, 0);
+    let [b, c] = [(); 2].map(|()| Peer::new(threaded_context(&b_node), 1 << 20, 1));
+    extended_connection(&a, [&b, &c]);
 }
 
 /// One counter out of the daemon's groups.

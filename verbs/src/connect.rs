@@ -76,8 +76,7 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::modify`].
     pub fn to_init(&self, port_num: u8, access: AccessFlags) -> Result<(), VerbsError> {
-        let attr = QpAttr { qp_state: QpState::Init, port_num, qp_access_flags: access, ..QpAttr::default() };
-        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        let (attr, mask) = init_step(port_num, access);
         self.modify(&attr, mask).map(drop)
     }
 
@@ -86,29 +85,8 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::modify`].
     pub fn to_rtr(&self, remote: &RemoteQp, local: &ConnectAttr) -> Result<(), VerbsError> {
-        let ah_attr = AhAttr {
-            dgid: remote.gid,
-            sgid_index: local.sgid_index,
-            flow_label: local.flow_label,
-            hop_limit: local.hop_limit,
-            traffic_class: local.traffic_class,
-            sl: local.sl,
-            port_num: local.port_num,
-        };
-        let attr = QpAttr {
-            qp_state: QpState::Rtr,
-            ah_attr,
-            path_mtu: remote.path_mtu.code(),
-            dest_qp_num: remote.qpn.value(),
-            rq_psn: remote.psn.value(),
-            max_dest_rd_atomic: local.max_dest_rd_atomic,
-            min_rnr_timer: local.min_rnr_timer,
-            ..QpAttr::default()
-        };
-        let mask =
-            QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        let reliable = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-        self.modify(&attr, self.mask_with(mask, reliable)).map(drop)
+        let (attr, mask) = rtr_step(self.qp_type(), remote, local);
+        self.modify(&attr, mask).map(drop)
     }
 
     /// RTR to RTS: ready to send, beginning with `psn`.
@@ -125,9 +103,10 @@ impl QueuePair {
             max_rd_atomic: local.max_rd_atomic,
             ..QpAttr::default()
         };
-        let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
-        let reliable = retries | QpAttrMask::MAX_QP_RD_ATOMIC;
-        self.modify(&attr, self.mask_with(QpAttrMask::STATE | QpAttrMask::SQ_PSN, reliable)).map(drop)
+        let mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
+        let requester =
+            QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+        self.modify(&attr, if self.qp_type().is_reliable() { mask | requester } else { mask }).map(drop)
     }
 
     /// SQE to RTS: sends again after a work request of a UC or UD QP has failed. What was posted behind it is flushed.
@@ -153,11 +132,38 @@ impl QueuePair {
     pub fn reset(&self) -> Result<(), VerbsError> {
         self.modify(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).map(drop)
     }
+}
 
-    /// Attributes that only a reliable service has.
-    fn mask_with(&self, mask: QpAttrMask, reliable: QpAttrMask) -> QpAttrMask {
-        if self.qp_type() == QpType::Rc { mask | reliable } else { mask }
-    }
+/// Values and mask of RESET to INIT.
+pub(crate) fn init_step(port_num: u8, access: AccessFlags) -> (QpAttr, QpAttrMask) {
+    let attr = QpAttr { qp_state: QpState::Init, port_num, qp_access_flags: access, ..QpAttr::default() };
+    (attr, QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS)
+}
+
+/// Values and mask of INIT to RTR. Only a service with a responder that acknowledges has attributes of READs and RNR.
+pub(crate) fn rtr_step(kind: QpType, remote: &RemoteQp, local: &ConnectAttr) -> (QpAttr, QpAttrMask) {
+    let ah_attr = AhAttr {
+        dgid: remote.gid,
+        sgid_index: local.sgid_index,
+        flow_label: local.flow_label,
+        hop_limit: local.hop_limit,
+        traffic_class: local.traffic_class,
+        sl: local.sl,
+        port_num: local.port_num,
+    };
+    let attr = QpAttr {
+        qp_state: QpState::Rtr,
+        ah_attr,
+        path_mtu: remote.path_mtu.code(),
+        dest_qp_num: remote.qpn.value(),
+        rq_psn: remote.psn.value(),
+        max_dest_rd_atomic: local.max_dest_rd_atomic,
+        min_rnr_timer: local.min_rnr_timer,
+        ..QpAttr::default()
+    };
+    let mask = QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    (attr, if matches!(kind, QpType::Rc | QpType::XrcRecv) { mask | responder } else { mask })
 }
 
 /// [`connect`], for those who have an RC QP and say so.
@@ -173,8 +179,8 @@ pub fn connect_rc(
     connect(qp, local, remote, attr)
 }
 
-/// Takes an RC or UC QP, in RESET or INIT, to RTS with the peer whose parameters came by [`crate::exchange`]. The path MTU is
-/// the smaller of the two sides'. UC has none of the attributes of retries, READs and atomics.
+/// Takes an RC, UC or XRC_SEND QP, in RESET or INIT, to RTS with the peer whose parameters came by [`crate::exchange`]. The path
+/// MTU is the smaller of the two sides'. UC has none of the attributes of retries, READs and atomics.
 ///
 /// The peer must be in RTR before its packets are sent to it: let both sides say so ([`crate::exchange::sync`]).
 ///

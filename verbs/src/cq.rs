@@ -14,6 +14,7 @@ use crate::channel::ChannelInner;
 use crate::context::RemoteObject;
 use crate::error::lock;
 use crate::qp::queues::QpQueues;
+use crate::srq::SrqQueue;
 use crate::{CompletionChannel, Context, VerbsError, WorkCompletion};
 
 /// A completion queue (`ibv_cq`). A cheap handle; several threads may poll it, each completion goes to one of them.
@@ -193,8 +194,13 @@ struct CqState {
     /// Completions that were taken from the ring, or made, for a later poll.
     held: VecDeque<WorkCompletion>,
     qps: HashMap<u32, Member, BuildHasherDefault<QpnHasher>>,
+    /// SRQs of XRC domains whose receives complete here, by handle: no QP of ours speaks for them.
+    srqs: Vec<(u32, Arc<SrqQueue>)>,
     flushed: bool,
 }
+
+/// Of a receive that no QP has taken.
+const NO_QPN: u32 = 0;
 
 /// A QP whose completions come here.
 struct Member {
@@ -228,7 +234,7 @@ impl Hasher for QpnHasher {
 impl CqRing {
     fn new(poller: CqPoller) -> Self {
         let qps = HashMap::default();
-        Self { state: Mutex::new(CqState { poller, held: VecDeque::new(), qps, flushed: false }) }
+        Self { state: Mutex::new(CqState { poller, held: VecDeque::new(), qps, srqs: Vec::new(), flushed: false }) }
     }
 
     /// True if a notification was raised since the last call.
@@ -243,6 +249,16 @@ impl CqRing {
         let member = member.or_insert_with(|| Member { queues: Arc::clone(queues), sends: false, recvs: false });
         member.sends |= sends;
         member.recvs |= recvs;
+    }
+
+    /// Notes that an XRC SRQ's receives complete here.
+    pub(crate) fn join_srq(&self, srq: u32, queue: &Arc<SrqQueue>) {
+        lock(&self.state).srqs.push((srq, Arc::clone(queue)));
+    }
+
+    /// Forgets a destroyed XRC SRQ. Its completions stay.
+    pub(crate) fn leave_srq(&self, srq: u32) {
+        lock(&self.state).srqs.retain(|&(member, _)| member != srq);
     }
 
     /// Forgets a destroyed QP, and its completions with it: its number may be another QP's soon.
@@ -319,6 +335,9 @@ impl CqState {
             if member.recvs {
                 member.queues.flush_recvs(&mut self.held);
             }
+        }
+        for (_, srq) in &self.srqs {
+            srq.flush(NO_QPN, &mut self.held);
         }
         self.take(out)
     }

@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use wire::{Gid, PathMtu, Psn, Qpn};
 
-use crate::{ConnectAttr, MemoryRegion, QueuePair, VerbsError};
+use crate::{ConnectAttr, Context, MemoryRegion, QueuePair, VerbsError};
 
 /// First word of a line.
 const MAGIC: &str = "ferroce/1";
@@ -52,14 +52,18 @@ impl ConnectionInfo {
     /// # Errors
     /// [`VerbsError::Peer`] if the port has no GID `attr.sgid_index`; [`VerbsError::Refused`] if there is no such port.
     pub fn new(qp: &QueuePair, psn: Psn, attr: &ConnectAttr) -> Result<Self, VerbsError> {
-        let context = qp.context();
+        Self::of(&qp.context(), qp.qpn(), psn, attr)
+    }
+
+    /// The same for a QP by its number.
+    pub(crate) fn of(context: &Context, qpn: Qpn, psn: Psn, attr: &ConnectAttr) -> Result<Self, VerbsError> {
         let port = context.query_port(attr.port_num)?;
         let gids = context.query_gids(attr.port_num)?;
         let entry = gids.iter().find(|entry| entry.index == u32::from(attr.sgid_index));
         let entry = entry.ok_or(BadConnectionInfo::NoGid { index: attr.sgid_index, port_num: attr.port_num })?;
         let path_mtu = PathMtu::from_code(port.active_mtu);
         let path_mtu = path_mtu.ok_or(VerbsError::UnexpectedReply { request: "QueryPort" })?;
-        Ok(Self { qpn: qp.qpn(), psn, gid: entry.gid, path_mtu, rkey: 0, addr: 0, length: 0 })
+        Ok(Self { qpn, psn, gid: entry.gid, path_mtu, rkey: 0, addr: 0, length: 0 })
     }
 
     /// Offers a region to the peer.

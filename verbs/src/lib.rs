@@ -73,6 +73,7 @@ mod qp;
 mod rings;
 mod srq;
 mod wr;
+mod xrc;
 
 #[cfg(test)]
 mod tests;
@@ -90,6 +91,7 @@ pub use process_memory::ProcessRegion;
 pub use qp::{QpInit, QueuePair, SendBatch};
 pub use srq::SharedReceiveQueue;
 pub use wr::{RecvWr, SendWr, WorkCompletion};
+pub use xrc::{XrcDomain, XrcReceiver, XrcdInit};
 
 pub use shm::attr::{
     AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,

@@ -86,6 +86,13 @@ impl<'a> QpInit<'a> {
     pub const fn ud(cq: &'a CompletionQueue) -> Self {
         Self { qp_type: QpType::Ud, ..Self::rc(cq) }
     }
+
+    /// The end of an extended reliable connection that sends ([`crate::XrcDomain`]): as RC, but it has no receives, and each work
+    /// request says which SRQ of the peer's it is for ([`SendWr::to_srq`]).
+    pub const fn xrc_send(cq: &'a CompletionQueue) -> Self {
+        let rc = Self::rc(cq);
+        Self { qp_type: QpType::XrcSend, cap: QpCap { max_recv_wr: 0, max_recv_sge: 0, ..rc.cap }, ..rc }
+    }
 }
 
 impl ProtectionDomain {

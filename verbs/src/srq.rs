@@ -12,6 +12,7 @@ use crate::error::lock;
 use crate::pd::PdInner;
 use crate::{
     BatchError, CompletionQueue, PostError, ProtectionDomain, RecvWr, SrqAttr, VerbsError, WcOpcode, WorkCompletion,
+    XrcDomain,
 };
 
 /// A shared receive queue (`ibv_srq`). A cheap handle; several threads may post to it.
@@ -24,6 +25,40 @@ pub(crate) struct SrqInner {
     attr: SrqAttr,
     pub(crate) queue: Arc<SrqQueue>,
     _pd: Arc<PdInner>,
+    xrc: Option<XrcParts>,
+}
+
+/// What an SRQ of an XRC domain has besides.
+pub(crate) struct XrcParts {
+    pub(crate) srqn: u32,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) _domain: XrcDomain,
+}
+
+impl SrqInner {
+    pub(crate) fn new(
+        remote: RemoteObject,
+        srq: u32,
+        attr: SrqAttr,
+        queue: Arc<SrqQueue>,
+        pd: &Arc<PdInner>,
+        xrc: Option<XrcParts>,
+    ) -> Self {
+        Self { remote, srq, attr, queue, _pd: Arc::clone(pd), xrc }
+    }
+
+    fn release(&mut self) -> Result<(), VerbsError> {
+        if let (Some(xrc), false) = (&self.xrc, self.remote.is_released()) {
+            xrc.cq.0.ring.leave_srq(self.srq);
+        }
+        self.remote.release()
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
 }
 
 /// The part of an SRQ that its QPs see too.
@@ -53,8 +88,8 @@ impl ProtectionDomain {
         rings.attach(&mut [block], &mut fds.into_iter(), REQUEST)?;
         let poster = RecvPoster::new_srq(&rings.block(block, REQUEST)?, shape, attr.max_wr);
         let poster = poster.map_err(|_| VerbsError::UnexpectedReply { request: REQUEST })?;
-        let queue = Arc::new(SrqQueue(Mutex::new(SrqState { poster, closed: false })));
-        Ok(SharedReceiveQueue(Arc::new(SrqInner { remote, srq, attr, queue, _pd: Arc::clone(&self.0) })))
+        let queue = Arc::new(SrqQueue::new(poster));
+        Ok(SharedReceiveQueue(Arc::new(SrqInner::new(remote, srq, attr, queue, &self.0, None))))
     }
 }
 
@@ -120,13 +155,18 @@ impl SharedReceiveQueue {
         self.0.srq
     }
 
+    /// The number that messages name it by ([`crate::SendWr::to_srq`]), if it is of an XRC domain (`ibv_get_srq_num`).
+    pub fn srqn(&self) -> Option<u32> {
+        self.0.xrc.as_ref().map(|xrc| xrc.srqn)
+    }
+
     /// Destroys it. Dropping the last handle does so too, without telling of a failure.
     ///
     /// # Errors
     /// [`VerbsError::Busy`] while QPs or other handles refer to it.
     pub fn destroy(self) -> Result<(), VerbsError> {
         let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "shared receive queue" })?;
-        inner.remote.release()
+        inner.release()
     }
 }
 
@@ -140,6 +180,10 @@ impl fmt::Debug for SharedReceiveQueue {
 }
 
 impl SrqQueue {
+    pub(crate) fn new(poster: RecvPoster) -> Self {
+        Self(Mutex::new(SrqState { poster, closed: false }))
+    }
+
     /// Takes every receive that no QP has taken, once, in the name of the QP that asks first.
     pub(crate) fn flush(&self, qpn: u32, out: &mut VecDeque<WorkCompletion>) {
         let mut state = lock(&self.0);

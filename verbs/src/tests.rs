@@ -509,6 +509,74 @@ fn a_datagram_names_its_handle_its_receiver_and_the_qkey() {
 }
 
 #[test]
+fn a_request_of_xrc_names_the_srq_wherever_its_operation_leaves_room() {
+    let bed = bed(true);
+    let qp = bed.pd.create_qp(&QpInit::xrc_send(&bed.cq)).unwrap();
+    qp.to_init(1, AccessFlags::NONE).unwrap();
+    qp.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    assert!(matches!(qp.post_recv(&RecvWr::new(1, &[])), Err(PostError::NoReceiveQueue { .. })));
+    let wrs = [
+        SendWr::send(1, &[]).to_srq(0xab_cdef).with_imm(9),
+        SendWr::write(2, &[], 4096, 5).with_imm(9).to_srq(0xab_cdef),
+        SendWr::read(3, &[], 4096, 5).to_srq(0xab_cdef),
+        SendWr::atomic_faa(4, &[], 4096, 5, 77).to_srq(0xab_cdef),
+        SendWr::atomic_cas(5, &[], 4096, 5, 77, u64::MAX).to_srq(0xab_cdef),
+    ];
+    qp.post_send_batch(&wrs).unwrap();
+    let mut state = bed.mock.state();
+    let send = &mut state.qps.get_mut(&qp.qpn().value()).unwrap().send;
+    let wqes = [(); 5].map(|()| send.fetch(&mut [], &mut []).unwrap());
+    assert!(wqes.iter().all(|wqe| wqe.srqn() == 0xab_cdef));
+    assert_eq!([wqes[0].imm, wqes[1].imm], [9_u32.to_be(); 2]);
+    assert_eq!((wqes[4].compare_add, wqes[4].swap, wqes[3].compare_add), (77, u64::MAX, 77));
+    drop(state);
+    // What stays here goes to nobody, and has its own use for the fields.
+    let key = 0x1234_5678;
+    qp.post_send(&SendWr::local_inv(6, key).to_srq(0xab_cdef)).unwrap();
+    let mut state = bed.mock.state();
+    let wqe = state.qps.get_mut(&qp.qpn().value()).unwrap().send.fetch(&mut [], &mut []).unwrap();
+    assert_eq!((wqe.imm, wqe.swap), (key, 0));
+}
+
+#[test]
+fn objects_of_an_xrc_domain_keep_it_open() {
+    let bed = bed(true);
+    let domain = bed.context.open_xrcd(&XrcdInit { create: true, ..XrcdInit::default() }).unwrap();
+    assert_eq!(domain.comp_vector(), 3);
+    let attr = SrqAttr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+    let srq = bed.pd.create_xrc_srq(&domain, &bed.cq, attr).unwrap();
+    assert_eq!(srq.srqn(), Some(srq.handle() | 3 << 20));
+    let receiver = domain.create_receiver().unwrap();
+    assert_eq!(receiver.qpn(), Qpn::new(0x30_0077));
+    assert!(matches!(domain.clone().close(), Err(VerbsError::Busy { object: "XRC domain" })));
+    let _ = bed.mock.take_log();
+    receiver.destroy().unwrap();
+    drop(domain);
+    assert_eq!(bed.mock.take_log(), ["DestroyQp"], "the SRQ still has the domain");
+    srq.destroy().unwrap();
+    assert_eq!(bed.mock.take_log(), ["DestroySrq", "CloseXrcd"]);
+}
+
+#[test]
+fn receives_of_an_xrc_srq_are_flushed_to_its_cq() {
+    let (mut daemon, socket) = Daemon::start();
+    let bed = bed_on(Context::from_fd(socket).unwrap(), Arc::clone(&daemon.mock));
+    let domain = bed.context.open_xrcd(&XrcdInit { create: true, ..XrcdInit::default() }).unwrap();
+    let attr = SrqAttr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+    let [srq, gone] = [(); 2].map(|()| bed.pd.create_xrc_srq(&domain, &bed.cq, attr).unwrap());
+    for wr_id in 0..3 {
+        srq.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
+        gone.post_recv(&RecvWr::new(10 + wr_id, &[])).unwrap();
+    }
+    gone.destroy().unwrap();
+    daemon.kill();
+    bed.context.get_async_event(SECOND).unwrap();
+    let flushed = [0, 1, 2].map(|wr_id| (wr_id, WcStatus::WrFlushErr, WcOpcode::Recv));
+    assert_eq!(poll_all(&bed.cq), flushed);
+    assert_eq!(ids(&bed.cq), [0; 0]);
+}
+
+#[test]
 fn receives_of_an_srq_are_flushed_once_for_all_its_qps() {
     let (mut daemon, socket) = Daemon::start();
     let bed = bed_on(Context::from_fd(socket).unwrap(), Arc::clone(&daemon.mock));

@@ -136,6 +136,16 @@ impl<'a> SendWr<'a> {
         self.remote(qkey.into(), qpn.value())
     }
 
+    /// The peer's SRQ that the request is for, by its number ([`crate::SharedReceiveQueue::srqn`]): every request of an XRC QP
+    /// needs it, READs and WRITEs as well; one of another QP's must not have it. No effect on what stays here
+    /// ([`SendWr::bind_mw`], [`SendWr::local_inv`]).
+    pub fn to_srq(mut self, srqn: u32) -> Self {
+        if WrOpcode::from_code(self.wqe.opcode).is_some_and(|opcode| !opcode.is_local()) {
+            self.wqe = self.wqe.to_srq(srqn);
+        }
+        self
+    }
+
     /// Asks for a completion. Without it only a failure makes one.
     pub fn signaled(self) -> Self {
         self.flag(SendFlags::SIGNALED)

@@ -2,14 +2,16 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ferroce::control::Request;
 use ferroce::exchange::{ConnectionInfo, random_psn};
 use ferroce::{
     AccessFlags, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, Gid, MemoryPool, MemoryRegion, MwType,
-    PageSize, ProtectionDomain, QpCap, QpInit, QpState, Qpn, QueuePair, RecvWr, SendWr, VerbsError, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion, connect_rc, start_datagrams,
+    PageSize, ProtectionDomain, QpCap, QpInit, QpState, Qpn, QueuePair, RecvWr, SendWr, SharedReceiveQueue, SrqAttr,
+    VerbsError, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcdInit, connect_rc, start_datagrams,
 };
 
 /// Time without a completion after which a test gives up.
@@ -147,6 +149,48 @@ pub(crate) fn unreliable_connection(a: &Peer, b: &Peer) {
         assert_eq!((b.complete().wr_id, b.complete().imm()), (1, Some(9)));
         assert_eq!((bytes_of(&b.region, 0, length), bytes_of(&b.region, 65_536, length)), (sent.clone(), sent));
     }
+}
+
+/// One connection that reaches SRQs of two processes, which share a domain by a file.
+pub(crate) fn extended_connection(a: &Peer, receivers: [&Peer; 2]) {
+    let file = File::open(std::env::current_exe().unwrap()).unwrap();
+    let init = XrcdInit { file: Some(file.as_fd()), create: true, exclusive: false };
+    let domains = receivers.map(|peer| peer.context.open_xrcd(&init).unwrap());
+    let error = receivers[1].context.open_xrcd(&XrcdInit { exclusive: true, ..init }).unwrap_err();
+    assert!(matches!(error, VerbsError::Refused { errno: 22, .. }), "{error}");
+    let attr = SrqAttr { max_wr: 8, max_sge: 1, srq_limit: 0 };
+    let srqs = [0, 1].map(|i| receivers[i].pd.create_xrc_srq(&domains[i], &receivers[i].cq, attr).unwrap());
+    let receiver = domains[0].create_receiver().unwrap();
+    let also = domains[1].open_receiver(receiver.qpn()).unwrap();
+    let init = QpInit { cap: QpCap { max_inline_data: 64, ..QpInit::xrc_send(&a.cq).cap }, ..QpInit::xrc_send(&a.cq) };
+    let sender = a.pd.create_qp(&init).unwrap();
+    let attr = ConnectAttr::default();
+    let ours = ConnectionInfo::new(&sender, random_psn(), &attr).unwrap();
+    let theirs = receiver.connection_info(&attr).unwrap();
+    receiver.connect(&theirs, &ours, &attr).unwrap();
+    ferroce::connect(&sender, &ours, &theirs, &attr).unwrap();
+    assert_eq!(also.query().unwrap().qp_state, QpState::Rtr);
+    let (receiver_qpn, mut to_maker) = (receiver.qpn(), Some(receiver));
+    for (peer, srq) in receivers.into_iter().zip(&srqs).cycle().take(4) {
+        let srqn = srq.srqn().unwrap();
+        let sent = pattern(10_000, srqn as u8);
+        a.region.write(0, &sent).unwrap();
+        let sges = [a.region.sge(0, 10_000).unwrap()];
+        srq.post_recv(&RecvWr::new(5, &[peer.region.sge(0, 65_536).unwrap()])).unwrap();
+        sender.post_send(&SendWr::send(3, &sges).with_imm(7).to_srq(srqn).signaled()).unwrap();
+        let to = peer.region.addr() + 65_536;
+        sender.post_send(&SendWr::write(4, &sges, to, peer.region.rkey()).to_srq(srqn).signaled()).unwrap();
+        let got = peer.complete();
+        assert_eq!((got.wr_id, got.imm(), got.qpn, got.byte_len), (5, Some(7), receiver_qpn, 10_000));
+        assert_eq!((a.complete().wr_id, a.complete().wr_id), (3, 4));
+        assert_eq!((bytes_of(&peer.region, 0, 10_000), bytes_of(&peer.region, 65_536, 10_000)), (sent.clone(), sent));
+        // It goes on for the other process when the one that made it has no use for it any more.
+        drop(to_maker.take());
+    }
+    let nobody = srqs.iter().filter_map(SharedReceiveQueue::srqn).max().unwrap() + 1;
+    sender.post_send(&SendWr::send(6, &[]).to_srq(nobody)).unwrap();
+    assert_eq!(a.any_completion().status, WcStatus::RemAccessErr);
+    assert_eq!(also.query().unwrap().qp_state, QpState::Err);
 }
 
 /// Bytes that differ from place to place.

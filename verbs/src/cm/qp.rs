@@ -85,7 +85,7 @@ impl CmId {
             return Err(CmError::HasQp { qpn: qp.qpn() });
         }
         let port_space = self.port_space();
-        let suits = (port_space == PortSpace::Udp) == (qp_type == QpType::Ud);
+        let suits = (port_space == PortSpace::Udp) == (qp_type == QpType::Ud) && !qp_type.is_xrc();
         if suits { Ok(()) } else { Err(CmError::QpType { port_space, qp_type }) }
     }
 

@@ -222,6 +222,14 @@ impl State {
             Request::AllocPd | Request::CreateAh { .. } => just(Reply::Handle(self.new_handle())),
             Request::CreateCq { cqe, channel, .. } => self.create_cq(*cqe, *channel),
             Request::CreateSrq { attr, .. } => self.create_srq(*attr),
+            Request::OpenXrcd { .. } => just(Reply::Xrcd { xrcd: self.new_handle(), shard: 3 }),
+            Request::CreateXrcSrq { attr, .. } => match self.create_srq(*attr) {
+                (Reply::Srq { srq, attr, shape, block }, fds) => {
+                    (Reply::XrcSrq { srq, srqn: srq | 3 << 20, attr, shape, block }, fds)
+                }
+                other => other,
+            },
+            Request::CreateXrcQp { .. } | Request::OpenXrcQp { .. } => just(Reply::XrcQp { qpn: 0x30_0077, shard: 3 }),
             Request::CreateQp { send_cq, recv_cq, srq, cap, .. } => self.create_qp(*send_cq, *recv_cq, *srq, *cap),
             Request::Cm(request) => self.cm.answer(request),
             Request::DestroyQp { qpn } => {
