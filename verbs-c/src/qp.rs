@@ -198,7 +198,8 @@ pub(crate) fn path_of(attr: &ibv_ah_attr) -> AhAttr {
     AhAttr {
         dgid: Gid(attr.grh.dgid.raw),
         sgid_index: attr.grh.sgid_index,
-        flow_label: attr.grh.flow_label,
+        // The header has 20 bits for it. UCX sets all 32, and adapters take what fits.
+        flow_label: attr.grh.flow_label & 0xf_ffff,
         hop_limit: attr.grh.hop_limit,
         traffic_class: attr.grh.traffic_class,
         sl: attr.sl,
