@@ -127,7 +127,7 @@ fn counters_of_engine_lcore_and_device_are_told() {
     let Reply::Stats(stats) = context.call(&Request::Stats).unwrap() else { panic!("no counters") };
     assert_eq!(stats.device, "ferroce7");
     let groups: Vec<&str> = stats.groups.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(groups, ["shard 0", "port 1", "control", "lcore 0", "device 1"]);
+    assert_eq!(groups, ["shard 0", "port 1", "cm", "lcore 0", "device 1"]);
 }
 
 #[test]
