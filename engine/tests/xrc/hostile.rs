@@ -5,7 +5,7 @@ use shm::attr::{QpAttr, QpAttrMask, QpState, SrqAttr, WcStatus, WrOpcode};
 use shm::control::{AsyncEvent, Reply, Request};
 use wire::Opcode;
 
-use crate::support::{CAP, modify};
+use crate::support::{CAP, Connect, HostOptions, modify};
 use crate::{Xrc, make_srq};
 
 impl Xrc {
@@ -82,13 +82,16 @@ fn a_message_stays_with_its_srq() {
 
 #[test]
 fn an_srq_may_go_in_the_middle_of_a_message() {
-    let mut x = Xrc::new();
+    // As many CQs as there are: the next has the place of the one that goes.
+    let mut options = HostOptions::new(2);
+    options.limits.max_cq = 3;
+    let mut x = Xrc::on(Connect { path_mtu: 1, ..Connect::default() }, options);
     x.receive(0, 1, 1000);
     let (srqn, srq, cq) = (x.srqs[0].srqn, x.srqs[0].handle, x.srqs[0].cq);
     x.tell(&x.request(Opcode::XRC_SEND_FIRST, 0, srqn).bytes(256));
     assert_eq!(x.pair.ask(1, Request::DestroySrq { srq }), Reply::Done);
     assert_eq!(x.pair.ask(1, Request::DestroyCq { cq }), Reply::Done);
-    // The CQ's place is another's now, who must hear nothing of it.
+    // The CQ's place is another's now, which must hear nothing of it.
     let (_, mut poller) = x.pair.clients[1].another_cq(&mut x.pair.hosts[1], 4, None);
     let said = x.tell(&x.request(Opcode::XRC_SEND_LAST, 1, srqn).bytes(10));
     assert_eq!(said.len(), 1, "{said:?}");

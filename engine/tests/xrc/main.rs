@@ -20,7 +20,7 @@ use shm::ring::{CqPoller, RecvPoster};
 use wire::{Opcode, Qpn, XrcEthRepr};
 
 use peer::Packet;
-use support::{BASE, CAP, Connect, Pair, TestQp, connect};
+use support::{BASE, CAP, Connect, HostOptions, Pair, TestQp, connect};
 
 /// An SRQ with what belongs to it.
 struct TestSrq {
@@ -50,7 +50,12 @@ impl Xrc {
     }
 
     fn with(c: Connect) -> Self {
-        let mut pair = Pair::new(c);
+        Self::on(c, HostOptions::new(2))
+    }
+
+    /// The host that receives is made with these.
+    fn on(c: Connect, receives: HostOptions) -> Self {
+        let mut pair = Pair::with(c, HostOptions::new(1), receives, 1 << 20);
         let Reply::Xrcd { xrcd, .. } = pair.ask(1, Request::OpenXrcd { create: true, exclusive: false }) else {
             panic!("no domain")
         };
