@@ -196,17 +196,17 @@ class Peer:
 
 
 class Daemon:
-    """`ferroced` on eth0, and the programs that use it."""
+    """`ferroced`, on eth0 unless `device` says otherwise, and the programs that use it."""
 
-    def __init__(self, programs, directory):
-        self.programs, self.directory = Path(programs), Path(directory)
+    def __init__(self, programs, directory, device="net_af_packet0,iface=eth0", *options):
+        self.programs, self.directory, self.device, self.options = Path(programs), Path(directory), device, options
         self.socket = self.directory / "ferroced.sock"
         self.log = self.directory / "ferroced.log"
         self.process = self._start()
 
     def _start(self):
         log = self.log.open("ab")
-        command = [self.programs / "ferroced", "--socket", self.socket, "--no-huge", "--vdev", "net_af_packet0,iface=eth0"]
+        command = [self.programs / "ferroced", "--socket", self.socket, "--no-huge", "--vdev", self.device, *self.options]
         process = spawn(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         end = time.monotonic() + 30
         while subprocess.run([self.programs / "ferroce", "--socket", self.socket, "devinfo"], capture_output=True).returncode != 0:
@@ -246,13 +246,13 @@ class Daemon:
 
 
 class Capture:
-    """Everything that passes port0, cut into rows by frames that mark where one ends."""
+    """Everything that passes an interface, cut into rows by frames that mark where one ends and are sent on `marked`."""
 
-    def __init__(self, path):
+    def __init__(self, path, interface="port0", marked="eth0"):
         self.path = Path(path)
         # The kernel's ring has a slot of the snapshot's length for each frame: no longer than need be, that there are many.
         sizes = ["-s", str(INTERFACE_MTU + 100), "-B", "131072"]
-        command = ["tcpdump", "-i", "port0", "-n", "-U", "--immediate-mode", *sizes, "-w", self.path]
+        command = ["tcpdump", "-i", interface, "-n", "-U", "--immediate-mode", *sizes, "-w", self.path]
         if os.geteuid() == 0:
             # Else it would change to a user who may not write there.
             command += ["-Z", "root"]
@@ -268,7 +268,7 @@ class Capture:
         self.header = b""
         self.marks = itertools.count(1)
         self.sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-        self.sender.bind(("eth0", 0))
+        self.sender.bind((marked, 0))
 
     def cut(self, path):
         """Writes what came since the last cut to a file of its own. Returns how many frames that is."""

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import roce
 import rows
+import rows_cm  # noqa: F401 (registers its rows)
+import rows_datagrams  # noqa: F401 (registers its rows)
 import rows_faults  # noqa: F401 (registers its rows)
+import rows_paths  # noqa: F401 (registers its rows)
 import rows_pingpong  # noqa: F401 (registers its rows)
 import rows_rc  # noqa: F401 (registers its rows)
 import rows_rping  # noqa: F401 (registers its rows)
+import rows_vlan  # noqa: F401 (registers its rows)
 from image import Image, ImageError
 from lab import FERROCE_ADDRESSES, FERROCE_MAC, RXE_ADDRESSES, Lab, LabError, make_network
 from verbs import RowFailed, Side
@@ -131,6 +135,8 @@ class Matrix:
         sent = roce.check(capture, FERROCE_MAC)
         if sent == 0 and row.ferroce_speaks:
             raise RowFailed("ferroced sent nothing in this row")
+        if row.look:
+            row.look(capture, row.requester, row.responder)
         rxe, ferroce = changes(rxe_before, lab.peer.counters()), changes(ferroce_before, lab.daemon.counters())
         errors = {name: count for name, count in rxe.items() if name not in TRAFFIC_COUNTERS | row.may_count}
         if errors:

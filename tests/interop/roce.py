@@ -98,6 +98,27 @@ def packet(number, frame, end, network_header, rest, bth):
     return Packet(number, source, opcode, psn & 0xFFFFFF, dest_qpn & 0xFFFFFF, payload_bytes, right, fault)
 
 
+def tags(path, source):
+    """The VLANs of all RoCE packets from a MAC address; None: untagged."""
+    found = set()
+    for number, frame in frames(path):
+        if parse(number, frame) and frame[6:12].hex(":") == source:
+            ether_type, control = struct.unpack_from(">HH", frame, 12)
+            found.add(control & 0xFFF if ether_type == ETHER_VLAN else None)
+    return found
+
+
+def management(path):
+    """The management datagrams in a capture of IPv4: pairs of source MAC address and attribute id."""
+    ipv4_udp_bytes, deth_bytes, attribute_offset = 14 + 20 + 8, 8, 16
+    found = []
+    for number, frame in frames(path):
+        packet = parse(number, frame)
+        if packet and packet.dest_qpn == 1 and frame[12:14] == b"\x08\x00":
+            found.append((packet.source, struct.unpack_from(">H", frame, ipv4_udp_bytes + BTH_BYTES + deth_bytes + attribute_offset)[0]))
+    return found
+
+
 def packets(path):
     found = (parse(number, frame) for number, frame in frames(path))
     return [packet for packet in found if packet]

@@ -24,10 +24,13 @@ class Row:
     shows: tuple
     # ferroced sends something in it.
     ferroce_speaks: bool
+    # Judges the row's capture: a function of its path, and the two sides.
+    look: Callable
 
 
-def row(fast=False, may_count=(), netem="", shows=(), directions=DIRECTIONS, variants=((),), answered=True):
-    """Registers a function as a row for each direction and each variant (arguments for it). Not `answered`: the responder is silent."""
+def row(fast=False, may_count=(), netem="", shows=(), directions=DIRECTIONS, variants=((),), answered=True, elsewhere=False, look=None):
+    """Registers a function as a row for each direction and each variant (arguments for it). Not `answered`: the responder is silent;
+    `elsewhere`: another ferroced has its part."""
 
     def register(function):
         for variant in variants:
@@ -37,8 +40,8 @@ def row(fast=False, may_count=(), netem="", shows=(), directions=DIRECTIONS, var
                 def run(lab, a, b, variant=variant):
                     function(lab, a, b, *variant)
 
-                speaks = answered or requester == "ferroce"
-                ROWS.append(Row(name, run, requester, responder, fast, frozenset(may_count), netem, tuple(shows), speaks))
+                speaks = (answered or requester == "ferroce") and not elsewhere
+                ROWS.append(Row(name, run, requester, responder, fast, frozenset(may_count), netem, tuple(shows), speaks, look))
         return function
 
     return register

@@ -1,5 +1,6 @@
 """Both sides of a connection as the rows see them: the same requests drive ferroce's agent and the peer's."""
 
+import copy
 import ipaddress
 
 # Numbers of libibverbs.
@@ -13,6 +14,7 @@ STATUS_NAMES = {
     RETRY_EXC_ERR: "RETRY_EXC_ERR", RNR_RETRY_EXC_ERR: "RNR_RETRY_EXC_ERR",
 }
 RECV, RECV_RDMA_WITH_IMM = 128, 129
+RC, UC, UD = 2, 3, 4
 FENCE, SIGNALED, SOLICITED = 1, 2, 4
 STATE_RTS, STATE_ERR = 3, 6
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, MW_BIND = 1, 2, 4, 8, 16
@@ -58,9 +60,19 @@ class Side:
     def __init__(self, name, lines, address):
         self.name, self.lines = name, lines
         port = self.call("port")
-        mapped = ipaddress.IPv6Address("::ffff:" + address)
-        gids = {ipaddress.IPv6Address(gid): index for index, gid in port["gids"]}
-        self.gid, self.gid_index, self.mtu = str(mapped), gids[mapped], port["mtu"]
+        self.mtu = port["mtu"]
+        self.gids = {ipaddress.IPv6Address(gid): index for index, gid in port["gids"]}
+        self._use(ipaddress.IPv6Address("::ffff:" + address))
+
+    def _use(self, gid):
+        self.gid, self.gid_index = str(gid), self.gids[gid]
+
+    def at(self, address):
+        """The same side, with the GID of another of its addresses; None: of its link-local one."""
+        gids = [gid for gid in self.gids if gid.is_link_local] if address is None else [ipaddress.IPv6Address(address)]
+        other = copy.copy(self)
+        other._use(gids[0])
+        return other
 
     def call(self, op, seconds=PATIENCE_SECONDS + 30, **parameters):
         self.lines.send({"op": op, **parameters})
@@ -104,9 +116,9 @@ class Region:
 
 
 class QueuePair:
-    def __init__(self, side, srq=None):
+    def __init__(self, side, srq=None, service=RC):
         self.side, self.srq = side, srq
-        made = side.call("qp", srq=srq)
+        made = side.call("qp", type=service, srq=srq)
         self.qp, self.qpn = made["qp"], made["qpn"]
 
     def connect(self, peer_side, qpn, sq_psn, rq_psn, **attributes):
@@ -117,6 +129,10 @@ class QueuePair:
         self.side.call(
             "connect", qp=self.qp, gid_index=self.side.gid_index, gid=peer_side.gid, qpn=qpn, sq_psn=sq_psn, rq_psn=rq_psn, **chosen
         )
+
+    def start(self, qkey, sq_psn=0x0D0000):
+        """Gets a UD QP ready."""
+        self.side.call("start", qp=self.qp, qkey=qkey, sq_psn=sq_psn)
 
     def post_recv(self, region, size, offset=0, wr_id=1000, count=1, **sge):
         queue = self.qp if self.srq is None else self.srq
@@ -154,10 +170,10 @@ class QueuePair:
         expect(f"state of {self.side.name}'s QP", self.side.call("state", qp=self.qp)["state"], wanted)
 
 
-def work_request(opcode, *sges, wr_id=1, flags=SIGNALED, remote_addr=0, rkey=0, imm=0, invalidate=0, compare_add=0, swap=0):
+def work_request(opcode, *sges, wr_id=1, flags=SIGNALED, remote_addr=0, rkey=0, imm=0, invalidate=0, compare_add=0, swap=0, to=None):
     return {
         "opcode": opcode, "sges": sges, "wr_id": wr_id, "flags": flags, "remote_addr": remote_addr, "rkey": rkey, "imm": imm,
-        "invalidate": invalidate, "compare_add": compare_add, "swap": swap,
+        "invalidate": invalidate, "compare_add": compare_add, "swap": swap, "to": to,
     }
 
 
@@ -166,10 +182,10 @@ class Link:
 
     def __init__(
         self, requester, responder, size=1 << 16, psns=(0x0A0000, 0x0B0000), srq=None, region_access=ALL_RIGHTS, responder_access=ALL_RIGHTS,
-        **attributes,
+        service=RC, **attributes,
     ):
         self.requester, self.responder = requester, responder
-        self.a, self.b = QueuePair(requester), QueuePair(responder, srq)
+        self.a, self.b = QueuePair(requester, service=service), QueuePair(responder, srq, service)
         self.local, self.remote = requester.region(size), responder.region(size, region_access)
         self.a.connect(responder, self.b.qpn, psns[0], psns[1], **attributes)
         self.b.connect(requester, self.a.qpn, psns[1], psns[0], access=responder_access, **attributes)

@@ -1,4 +1,4 @@
-"""Drives queue pairs of rxe0 for the matrix: the counterpart, in pyverbs, of verbs/examples/verbs_agent.rs, whose header says
+"""Drives queue pairs of rxe0 for the matrix: the counterpart, in pyverbs, of verbs/examples/verbs_agent/main.rs, whose header says
 what the requests are. They come as lines of JSON on a serial port."""
 
 import ipaddress
@@ -9,7 +9,8 @@ import time
 
 import pyverbs.enums as e
 import serial_port
-from pyverbs.addr import AHAttr, GID, GlobalRoute
+from connections import Connections
+from pyverbs.addr import AH, AHAttr, GID, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.mr import MR, MW, MWBindInfo
@@ -33,6 +34,7 @@ class Agent:
         self.context = Context(name="rxe0")
         self.pd = PD(self.context)
         self.made, self.cqs = {}, {}
+        self.connections = Connections()
         self.count = 0
 
     def keep(self, value):
@@ -63,7 +65,7 @@ class Agent:
         cq = CQ(self.context, 2 * QUEUE_DEPTH)
         srq = self.made[r["srq"]] if r.get("srq") else None
         cap = QPCap(max_send_wr=QUEUE_DEPTH, max_recv_wr=0 if srq else QUEUE_DEPTH, max_send_sge=SGES_MAX, max_recv_sge=SGES_MAX)
-        qp = QP(self.pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, srq=srq, cap=cap, sq_sig_all=0))
+        qp = QP(self.pd, QPInitAttr(qp_type=r["type"], scq=cq, rcq=cq, srq=srq, cap=cap, sq_sig_all=0))
         number = self.keep(qp)
         self.cqs[number] = cq
         return {"qp": number, "qpn": qp.qp_num}
@@ -72,9 +74,7 @@ class Agent:
         qp, attr = self.made[r["qp"]], QPAttr(port_num=1)
         attr.qp_access_flags = r["access"]
         qp.to_init(attr)
-        dgid = GID(ipaddress.IPv6Address(r["gid"]).exploded)
-        route = GlobalRoute(dgid=dgid, sgid_index=r["gid_index"], hop_limit=64)
-        attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)
+        attr.ah_attr = address(r)
         attr.path_mtu = (r["mtu"] // 128).bit_length() - 1
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = r["qpn"], r["rq_psn"], r["sq_psn"]
         attr.max_rd_atomic = attr.max_dest_rd_atomic = r["rd_atomic"]
@@ -83,6 +83,17 @@ class Agent:
         qp.to_rtr(attr)
         qp.to_rts(attr)
         return {}
+
+    def start(self, r):
+        qp, attr = self.made[r["qp"]], QPAttr(port_num=1)
+        attr.qkey, attr.sq_psn = r["qkey"], r["sq_psn"]
+        qp.to_init(attr)
+        qp.to_rtr(attr)
+        qp.to_rts(attr)
+        return {}
+
+    def ah(self, r):
+        return {"ah": self.keep(AH(self.pd, attr=address(r)))}
 
     def recv(self, r):
         queue = self.made[r["queue"]]
@@ -99,6 +110,8 @@ class Agent:
             work = SendWR(wr_id=wr["wr_id"], opcode=opcode, num_sge=len(sges), sg=sges, imm_data=imm, send_flags=wr["flags"])
             if opcode in RDMA:
                 work.set_wr_rdma(wr["rkey"], wr["remote_addr"])
+            if wr.get("to"):
+                work.set_wr_ud(self.made[wr["to"]["ah"]], wr["to"]["qpn"], wr["to"]["qkey"])
             if opcode in ATOMIC:
                 work.set_wr_atomic(wr["rkey"], wr["remote_addr"], wr["compare_add"], wr["swap"])
             qp.post_send(work)
@@ -126,6 +139,7 @@ class Agent:
         return {
             "wr_id": wc.wr_id, "status": wc.status, "opcode": wc.opcode, "byte_len": wc.byte_len,
             "imm": imm, "invalidated": invalidated, "qpn": wc.qp_num,
+            "src_qpn": wc.src_qp, "grh": bool(wc.wc_flags & e.IBV_WC_GRH),
         }
 
     def window(self, r):
@@ -156,8 +170,31 @@ class Agent:
         attr, _ = self.made[r["qp"]].query(e.IBV_QP_STATE)
         return {"state": attr.qp_state}
 
+    def cm_listen(self, r):
+        return {"id": self.connections.listen(r["addr"], r["port"], r["space"])}
+
+    def cm_connect(self, r):
+        return {"id": self.connections.connect(r["addr"], r["port"], r["space"], bytes.fromhex(r["private"]))}
+
+    def cm_event(self, r):
+        return {"event": self.connections.event(r["timeout"])}
+
+    def cm_accept(self, r):
+        qpn = 0 if r["qp"] is None else self.made[r["qp"]].qp_num
+        self.connections.accept(r["id"], bytes.fromhex(r["private"]), qpn)
+        return {}
+
+    def cm_reject(self, r):
+        self.connections.reject(r["id"], bytes.fromhex(r["private"]))
+        return {}
+
+    def cm_disconnect(self, r):
+        self.connections.disconnect(r["id"])
+        return {}
+
     def reset(self, _):
-        for kind in (QP, MW, SRQ, MR):
+        self.connections.clear()
+        for kind in (QP, MW, SRQ, MR, AH):
             for thing in [thing for thing in self.made.values() if isinstance(thing, kind)]:
                 thing.close()
         for cq in self.cqs.values():
@@ -167,7 +204,15 @@ class Agent:
         return {}
 
 
-OPERATIONS = ("port", "mr", "srq", "qp", "connect", "recv", "send", "poll", "window", "write", "read", "dereg", "state", "reset")
+def address(r):
+    dgid = GID(ipaddress.IPv6Address(r["gid"]).exploded)
+    return AHAttr(gr=GlobalRoute(dgid=dgid, sgid_index=r["gid_index"], hop_limit=64), is_global=1, port_num=1)
+
+
+OPERATIONS = (
+    "port", "mr", "srq", "qp", "connect", "start", "ah", "recv", "send", "poll", "window", "write", "read", "dereg", "state", "cm_listen",
+    "cm_connect", "cm_event", "cm_accept", "cm_reject", "cm_disconnect", "reset",
+)
 
 
 def answer(agent, line):

@@ -13,36 +13,51 @@
 //! | `port` | | `gids`: pairs of index and GID; `mtu` in bytes |
 //! | `mr` | `bytes`, `access` | `mr`, `lkey`, `rkey`, `addr` |
 //! | `srq` | | `srq` |
-//! | `qp` | `srq` if it shares receives | `qp`, `qpn`; it has a CQ of its own |
+//! | `qp` | `type`, `srq` if it shares receives | `qp`, `qpn`; it has a CQ of its own |
 //! | `connect` | `qp`, `access`, `gid_index`, `gid`, `qpn`, `rq_psn`, `sq_psn`, `mtu`, `timeout`, `retry_cnt`, `rnr_retry`, `min_rnr_timer`, `rd_atomic` | |
+//! | `start` | `qp` (UD), `qkey`, `sq_psn` | |
+//! | `ah` | `gid_index`, `gid` | `ah` |
 //! | `recv` | `queue` (a QP or an SRQ), `count`, `wr_id` of the first, `sge`; each begins where the one before ends | |
-//! | `send` | `qp`, `wrs`: `wr_id`, `opcode`, `flags`, `sges`, `remote_addr`, `rkey`, `imm`, `invalidate`, `compare_add`, `swap` | |
+//! | `send` | `qp`, `wrs`: `wr_id`, `opcode`, `flags`, `sges`, `remote_addr`, `rkey`, `imm`, `invalidate`, `compare_add`, `swap`, and for UD `to`: `ah`, `qpn`, `qkey` | |
 //! | `poll` | `qp`, `count`, `timeout` in seconds | `completions`, fewer if the time was over |
 //! | `window` | `qp`, `mr`, `access` | `mr` (the number of the window), `rkey`: a window of type 2 on all of the region, bound |
 //! | `write` | `mr`, `offset`, `hex` | |
 //! | `read` | `mr`, `offset`, `bytes` | `hex` |
 //! | `dereg` | `mr`, which may be a window | |
 //! | `state` | `qp` | `state` |
+//! | `attach` | `qp` (UD), `gid` of a group | |
+//! | `cm_listen` | `addr`, `port`, `space` | `id` |
+//! | `cm_connect` | `addr`, `port`, `space`, `private` | `id`, when the request is on its way |
+//! | `cm_event` | `timeout` in seconds | `event`, null if there was none |
+//! | `cm_accept` | `id`, `private`, and for UD `qp` | |
+//! | `cm_reject` | `id`, `private` | |
+//! | `cm_disconnect` | `id` | |
 //! | `reset` | | everything is destroyed |
 //!
-//! An SGE is `mr`, `offset`, `bytes`, and `lkey` where another than the region's is to be used.
+//! An SGE is `mr`, `offset`, `bytes`, and `lkey` where another than the region's is to be used. Ids of port space TCP have a QP of
+//! their own; `space`, `event.event` and `event.status` are the numbers of librdmacm.
 #![forbid(unsafe_code)]
+
+mod connections;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser;
 use ferroce::{
-    AccessFlags, CompletionChannel, ConnectAttr, Context, CqInit, DEFAULT_SOCKET, Gid, MemoryPool, MemoryRegion,
-    MemoryWindow, MwType, PageSize, PathMtu, ProtectionDomain, Psn, QpCap, QpInit, Qpn, QueuePair, RecvWr, RemoteQp,
-    SendFlags, SendWr, Sge, SharedReceiveQueue, SrqAttr, WorkCompletion, WrOpcode,
+    AccessFlags, AddressHandle, AhAttr, CompletionChannel, ConnectAttr, Context, CqInit, DEFAULT_SOCKET, Gid,
+    MemoryPool, MemoryRegion, MemoryWindow, MwType, PageSize, PathMtu, ProtectionDomain, Psn, QpCap, QpInit, QpType,
+    Qpn, QueuePair, RecvWr, RemoteQp, SendFlags, SendWr, Sge, SharedReceiveQueue, SrqAttr, WcFlags, WorkCompletion,
+    WrOpcode, start_datagrams,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use connections::Connections;
 
 /// Drives queue pairs as lines of JSON on standard input say.
 #[derive(Parser)]
@@ -60,18 +75,92 @@ const SGES_MAX: u32 = 4;
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Request {
     Port,
-    Mr { bytes: u64, access: u32 },
+    Mr {
+        bytes: u64,
+        access: u32,
+    },
     Srq,
-    Qp { srq: Option<u32> },
+    Qp {
+        #[serde(rename = "type")]
+        qp_type: u8,
+        srq: Option<u32>,
+    },
     Connect(Connect),
-    Recv { queue: u32, count: u32, wr_id: u64, sge: SgeSpec },
-    Send { qp: u32, wrs: Vec<SendSpec> },
-    Poll { qp: u32, count: usize, timeout: f64 },
-    Window { qp: u32, mr: u32, access: u32 },
-    Write { mr: u32, offset: u64, hex: String },
-    Read { mr: u32, offset: u64, bytes: usize },
-    Dereg { mr: u32 },
-    State { qp: u32 },
+    Start {
+        qp: u32,
+        qkey: u32,
+        sq_psn: u32,
+    },
+    Ah {
+        gid_index: u8,
+        gid: Ipv6Addr,
+    },
+    Attach {
+        qp: u32,
+        gid: Ipv6Addr,
+    },
+    Recv {
+        queue: u32,
+        count: u32,
+        wr_id: u64,
+        sge: SgeSpec,
+    },
+    Send {
+        qp: u32,
+        wrs: Vec<SendSpec>,
+    },
+    Poll {
+        qp: u32,
+        count: usize,
+        timeout: f64,
+    },
+    Window {
+        qp: u32,
+        mr: u32,
+        access: u32,
+    },
+    Write {
+        mr: u32,
+        offset: u64,
+        hex: String,
+    },
+    Read {
+        mr: u32,
+        offset: u64,
+        bytes: usize,
+    },
+    Dereg {
+        mr: u32,
+    },
+    State {
+        qp: u32,
+    },
+    CmListen {
+        addr: IpAddr,
+        port: u16,
+        space: u16,
+    },
+    CmConnect {
+        addr: IpAddr,
+        port: u16,
+        space: u16,
+        private: String,
+    },
+    CmEvent {
+        timeout: f64,
+    },
+    CmAccept {
+        id: u32,
+        private: String,
+        qp: Option<u32>,
+    },
+    CmReject {
+        id: u32,
+        private: String,
+    },
+    CmDisconnect {
+        id: u32,
+    },
     Reset,
 }
 
@@ -112,6 +201,15 @@ struct SendSpec {
     invalidate: u32,
     compare_add: u64,
     swap: u64,
+    to: Option<Destination>,
+}
+
+/// Where a datagram goes.
+#[derive(Deserialize)]
+struct Destination {
+    ah: u32,
+    qpn: u32,
+    qkey: u32,
 }
 
 /// What requests have made.
@@ -120,12 +218,14 @@ enum Object {
     Window(MemoryWindow),
     Srq(SharedReceiveQueue),
     Qp(QueuePair, CompletionChannel),
+    Ah(AddressHandle),
 }
 
 struct Agent {
     context: Context,
     pd: ProtectionDomain,
     objects: BTreeMap<u32, Object>,
+    connections: Connections,
     /// The number of the last object.
     last: u32,
 }
@@ -134,7 +234,8 @@ impl Agent {
     fn new(options: &Options) -> anyhow::Result<Self> {
         let context = Context::connect(&options.socket)?;
         let pd = context.alloc_pd()?;
-        Ok(Self { context, pd, objects: BTreeMap::new(), last: 0 })
+        let connections = Connections::new(&context, &pd)?;
+        Ok(Self { context, pd, objects: BTreeMap::new(), connections, last: 0 })
     }
 
     fn keep(&mut self, object: Object) -> u32 {
@@ -177,8 +278,11 @@ impl Agent {
                 let srq = self.pd.create_srq(None, attr)?;
                 return Ok(json!({ "srq": self.keep(Object::Srq(srq)) }));
             }
-            Request::Qp { srq } => return self.create_qp(srq),
+            Request::Qp { qp_type, srq } => return self.create_qp(qp_type, srq),
             Request::Connect(connect) => self.connect(&connect)?,
+            Request::Start { qp, qkey, sq_psn } => start_datagrams(self.qp(qp)?.0, 1, qkey, Psn::new(sq_psn))?,
+            Request::Ah { gid_index, gid } => return self.create_ah(gid_index, gid),
+            Request::Attach { qp, gid } => self.qp(qp)?.0.attach_mcast(Gid(gid.octets()))?,
             Request::Recv { queue, count, wr_id, sge } => self.post_recvs(queue, count, wr_id, sge)?,
             Request::Send { qp, wrs } => {
                 for wr in &wrs {
@@ -199,7 +303,24 @@ impl Agent {
                 _ => return Err(anyhow!("no region {mr}")),
             },
             Request::State { qp } => return Ok(json!({ "state": self.qp(qp)?.0.query()?.qp_state.code() })),
+            Request::CmListen { addr, port, space } => {
+                return Ok(json!({ "id": self.connections.listen(SocketAddr::new(addr, port), space)? }));
+            }
+            Request::CmConnect { addr, port, space, private } => {
+                let id = self.connections.connect(SocketAddr::new(addr, port), space, from_hex(&private)?)?;
+                return Ok(json!({ "id": id }));
+            }
+            Request::CmEvent { timeout } => {
+                return Ok(json!({ "event": self.connections.event(Duration::try_from_secs_f64(timeout)?)? }));
+            }
+            Request::CmAccept { id, private, qp } => {
+                let qpn = qp.map(|qp| Ok::<_, anyhow::Error>(self.qp(qp)?.0.qpn())).transpose()?;
+                self.connections.accept(id, from_hex(&private)?, qpn)?;
+            }
+            Request::CmReject { id, private } => self.connections.id(id)?.reject(&from_hex(&private)?)?,
+            Request::CmDisconnect { id } => self.connections.id(id)?.disconnect()?,
             Request::Reset => {
+                self.connections.clear()?;
                 // A region on which a window is bound stays: windows and QPs go first.
                 self.objects.retain(|_, object| !matches!(object, Object::Window(_)));
                 self.objects.retain(|_, object| !matches!(object, Object::Qp(..)));
@@ -236,7 +357,14 @@ impl Agent {
         Ok(json!({ "mr": self.keep(Object::Window(window)), "rkey": rkey }))
     }
 
-    fn create_qp(&mut self, srq: Option<u32>) -> anyhow::Result<Value> {
+    fn create_ah(&mut self, sgid_index: u8, gid: Ipv6Addr) -> anyhow::Result<Value> {
+        let attr = AhAttr { dgid: Gid(gid.octets()), sgid_index, hop_limit: 64, port_num: 1, ..AhAttr::default() };
+        let ah = self.pd.create_ah(&attr)?;
+        Ok(json!({ "ah": self.keep(Object::Ah(ah)) }))
+    }
+
+    fn create_qp(&mut self, qp_type: u8, srq: Option<u32>) -> anyhow::Result<Value> {
+        let qp_type = QpType::from_code(qp_type).context("there is no such type of queue pair")?;
         let srq = match srq.map(|number| self.objects.get(&number).context("there is no such SRQ")).transpose()? {
             Some(Object::Srq(srq)) => Some(srq),
             Some(_) => return Err(anyhow!("that is no SRQ")),
@@ -252,7 +380,7 @@ impl Agent {
             max_recv_sge: SGES_MAX,
             max_inline_data: 0,
         };
-        let qp = self.pd.create_qp(&QpInit { srq, cap, ..QpInit::rc(&cq) })?;
+        let qp = self.pd.create_qp(&QpInit { qp_type, srq, cap, ..QpInit::rc(&cq) })?;
         let qpn = qp.qpn().value();
         Ok(json!({ "qp": self.keep(Object::Qp(qp, channel)), "qpn": qpn }))
     }
@@ -304,7 +432,7 @@ impl Agent {
         let sges = spec.sges.iter().map(|sge| self.sge(sge)).collect::<anyhow::Result<Vec<_>>>()?;
         let SendSpec { wr_id, remote_addr, rkey, .. } = *spec;
         let opcode = WrOpcode::from_code(spec.opcode).context("there is no such opcode")?;
-        let wr = match opcode {
+        let mut wr = match opcode {
             WrOpcode::Send => SendWr::send(wr_id, &sges),
             WrOpcode::SendWithImm => SendWr::send(wr_id, &sges).with_imm(spec.imm),
             WrOpcode::SendWithInv => SendWr::send(wr_id, &sges).with_invalidate(spec.invalidate),
@@ -317,6 +445,12 @@ impl Agent {
             WrOpcode::AtomicFetchAndAdd => SendWr::atomic_faa(wr_id, &sges, remote_addr, rkey, spec.compare_add),
             _ => return Err(anyhow!("{opcode} is not for the send queue of this program")),
         };
+        if let Some(to) = &spec.to {
+            let Some(Object::Ah(ah)) = self.objects.get(&to.ah) else {
+                return Err(anyhow!("no address handle {}", to.ah));
+            };
+            wr = wr.to(ah, Qpn::new(to.qpn), to.qkey);
+        }
         Ok(self.qp(qp)?.0.post_send(&wr.with_flags(SendFlags(spec.flags)))?)
     }
 
@@ -350,6 +484,8 @@ fn describe(completion: &WorkCompletion) -> Value {
         "imm": completion.imm(),
         "invalidated": completion.invalidated_rkey(),
         "qpn": completion.qpn.value(),
+        "src_qpn": completion.src_qpn.value(),
+        "grh": completion.flags.contains(WcFlags::GRH),
     })
 }
 
