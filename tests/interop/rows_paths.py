@@ -25,6 +25,6 @@ def check_all(requester, responder):
     atomics(None, requester, responder)
 
 
-@row(variants=[("ipv6",), ("link_local",)])
+@row(fast=True, variants=[("ipv6",), ("link_local",)])
 def path(_lab, requester, responder, version):
     check_all(at_version(requester, version), at_version(responder, version))

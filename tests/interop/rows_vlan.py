@@ -15,7 +15,7 @@ VLAN_ADDRESSES = {"ferroce": "10.78.0.50", "rxe": "10.78.0.10"}
 TAP = "dtap0"
 
 
-@row(elsewhere=True)
+@row(fast=True, elsewhere=True)
 def vlan(lab, requester, responder):
     """802.1Q, with a ferroced on a port of its own: it does all of the tagging, and ARP."""
     with vlan_sides(lab) as (sides, check):
