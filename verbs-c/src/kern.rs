@@ -85,27 +85,28 @@ pub struct ib_user_path_rec {
 }
 
 /// `struct ibv_sa_path_rec`.
+#[derive(Default)]
 #[repr(C)]
 pub struct ibv_sa_path_rec {
-    dgid: ibv_gid,
-    sgid: ibv_gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: c_int,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: c_int,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
+    pub(crate) dgid: ibv_gid,
+    pub(crate) sgid: ibv_gid,
+    pub(crate) dlid: u16,
+    pub(crate) slid: u16,
+    pub(crate) raw_traffic: c_int,
+    pub(crate) flow_label: u32,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) reversible: c_int,
+    pub(crate) numb_path: u8,
+    pub(crate) pkey: u16,
+    pub(crate) sl: u8,
+    pub(crate) mtu_selector: u8,
+    pub(crate) mtu: u8,
+    pub(crate) rate_selector: u8,
+    pub(crate) rate: u8,
+    pub(crate) packet_life_time_selector: u8,
+    pub(crate) packet_life_time: u8,
+    pub(crate) preference: u8,
 }
 
 fn path(from: &ib_uverbs_ah_attr) -> ibv_ah_attr {

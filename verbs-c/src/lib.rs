@@ -1,4 +1,4 @@
-//! `libibverbs.so.1` over a Ferroce daemon: the C ABI of rdma-core, so that programs built against Debian's packages run without
+//! `libibverbs.so.1` and `librdmacm.so.1` over a Ferroce daemon: the C ABI of rdma-core, so that programs built against Debian's packages run without
 //! being built anew.
 //!
 //! A translation, and no more: every verb of C becomes the verb of the same name in the crate `ferroce`, where the work is done.
@@ -9,6 +9,7 @@
 //! * `context`, `memory`, `cq`, `srq`, `qp`, `ah`, `mw`: one file an object. Each object that a program holds a pointer to begins with
 //!   the structure it knows, and goes on with our own fields behind it.
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
+//! * [`cm`]: the connection manager, for `librdmacm.so.1`.
 //! * `provider`: symbols that the vendors' own libraries, which come along with many programs, must find.
 //!
 //! Errors are rdma-core's: functions that return pointers set `errno`, those that return numbers return it. With
@@ -18,6 +19,7 @@
 pub mod abi;
 pub mod ah;
 pub mod builder;
+pub mod cm;
 pub mod context;
 pub mod cq;
 pub mod device;

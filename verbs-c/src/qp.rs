@@ -3,8 +3,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use ferroce::cm::CmId;
 use ferroce::{AccessFlags, AhAttr, Gid, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair};
 use nix::libc;
 
@@ -13,9 +14,12 @@ use crate::builder::{self, Builder};
 use crate::context::Session;
 use crate::cq::CqObject;
 use crate::entry::{self, Failure};
-use crate::events::{InUse, Unacknowledged};
+use crate::events::{InUse, Unacknowledged, lock};
 use crate::memory::PdObject;
 use crate::srq::SrqObject;
+
+/// The connection manager's id that has a QP, for as long as both live.
+pub(crate) type IdLink = Arc<Mutex<Option<CmId>>>;
 
 /// A queue pair.
 #[repr(C)]
@@ -28,6 +32,7 @@ pub(crate) struct QpObject {
     sq_sig_all: bool,
     session: Arc<Session>,
     pub(crate) events: Unacknowledged,
+    pub(crate) id: Mutex<Option<IdLink>>,
     _uses: [Option<InUse>; 4],
 }
 
@@ -42,7 +47,7 @@ impl QpObject {
     }
 
     /// Writes the state where the program looks for it.
-    fn note_state(&self, state: QpState) {
+    pub(crate) fn note_state(&self, state: QpState) {
         // SAFETY: a field of our own object, which the program only reads.
         unsafe { (*self.abi.get()).qp_base.state = c_uint::from(state.code()) };
     }
@@ -104,6 +109,7 @@ unsafe fn create(
         sq_sig_all: init.sq_sig_all != 0,
         session: Arc::clone(&session),
         events: Unacknowledged::default(),
+        id: Mutex::default(),
         _uses: uses.map(Option::<&InUse>::cloned),
     })));
     session.qps.add(qpn, object);
@@ -207,7 +213,8 @@ pub(crate) fn path_of(attr: &ibv_ah_attr) -> AhAttr {
     }
 }
 
-fn path_as_c(path: &AhAttr) -> ibv_ah_attr {
+/// A path in C's words.
+pub(crate) fn path_as_c(path: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: path.dgid.0 },
@@ -244,6 +251,35 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     })
 }
 
+/// Attributes in C's words.
+pub(crate) fn attr_as_c(found: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: c_uint::from(found.qp_state.code()),
+        cur_qp_state: c_uint::from(found.qp_state.code()),
+        path_mtu: c_uint::from(found.path_mtu),
+        path_mig_state: c_uint::from(found.path_mig_state),
+        qkey: found.qkey,
+        rq_psn: found.rq_psn,
+        sq_psn: found.sq_psn,
+        dest_qp_num: found.dest_qp_num,
+        qp_access_flags: found.qp_access_flags.0,
+        cap,
+        ah_attr: path_as_c(&found.ah_attr),
+        pkey_index: found.pkey_index,
+        en_sqd_async_notify: found.en_sqd_async_notify,
+        sq_draining: found.sq_draining,
+        max_rd_atomic: found.max_rd_atomic,
+        max_dest_rd_atomic: found.max_dest_rd_atomic,
+        min_rnr_timer: found.min_rnr_timer,
+        port_num: found.port_num,
+        timeout: found.timeout,
+        retry_cnt: found.retry_cnt,
+        rnr_retry: found.rnr_retry,
+        rate_limit: found.rate_limit,
+        ..ibv_qp_attr::default()
+    }
+}
+
 /// All attributes of a QP, and what it was made of.
 ///
 /// # Safety
@@ -261,33 +297,8 @@ pub unsafe extern "C" fn ibv_query_qp(
         let found = object.qp.query()?;
         object.note_state(found.qp_state);
         let cap = cap_of(object.qp.cap());
-        let as_c = ibv_qp_attr {
-            qp_state: c_uint::from(found.qp_state.code()),
-            cur_qp_state: c_uint::from(found.qp_state.code()),
-            path_mtu: c_uint::from(found.path_mtu),
-            path_mig_state: c_uint::from(found.path_mig_state),
-            qkey: found.qkey,
-            rq_psn: found.rq_psn,
-            sq_psn: found.sq_psn,
-            dest_qp_num: found.dest_qp_num,
-            qp_access_flags: found.qp_access_flags.0,
-            cap,
-            ah_attr: path_as_c(&found.ah_attr),
-            pkey_index: found.pkey_index,
-            en_sqd_async_notify: found.en_sqd_async_notify,
-            sq_draining: found.sq_draining,
-            max_rd_atomic: found.max_rd_atomic,
-            max_dest_rd_atomic: found.max_dest_rd_atomic,
-            min_rnr_timer: found.min_rnr_timer,
-            port_num: found.port_num,
-            timeout: found.timeout,
-            retry_cnt: found.retry_cnt,
-            rnr_retry: found.rnr_retry,
-            rate_limit: found.rate_limit,
-            ..ibv_qp_attr::default()
-        };
         // SAFETY: the caller's promise.
-        unsafe { attr.write(as_c) };
+        unsafe { attr.write(attr_as_c(&found, cap)) };
         // SAFETY: these fields never change.
         let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = unsafe { &*qp };
         let sq_sig_all = c_int::from(object.sq_sig_all);
@@ -317,6 +328,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         let object = unsafe { QpObject::of(qp) }?;
         object.session.qps.remove(object.qp.qpn().value());
         object.events.wait();
+        let link = lock(&object.id).take();
+        if let Some(id) = link.and_then(|link| lock(&link).take()) {
+            id.take_qp();
+        }
         // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.
         let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
         let QpObject { qp, builder, .. } = *object;

@@ -33,9 +33,15 @@ fn exports(library: &Path) -> BTreeSet<String> {
     symbols.filter(|symbol| symbol.contains("@@")).map(|symbol| symbol.replace("@@", " ")).collect()
 }
 
-fn listed() -> BTreeSet<String> {
-    let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("exports.txt")).expect("the list");
+fn listed(name: &str) -> BTreeSet<String> {
+    let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("the list");
     list.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+fn assert_exports(library: &Path, listed: &BTreeSet<String>) {
+    let found = exports(library);
+    let (missing, more): (Vec<_>, Vec<_>) = (listed.difference(&found).collect(), found.difference(listed).collect());
+    assert!(missing.is_empty() && more.is_empty(), "{library:?}: missing {missing:?}, not in the list {more:?}");
 }
 
 /// Everything that can be asked without a device, by pointers that the dynamic linker found.
@@ -72,16 +78,68 @@ int main(void) {
 }
 "#;
 
+/// The same for the connection manager: jumps arrive where they should, with all of their arguments.
+const CM_PROGRAM: &str = r#"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <dlfcn.h>
+#include <rdma/rdma_cma.h>
+
+#define FIND(name) __typeof__(name) *my_##name = (__typeof__(name) *)dlvsym(library, #name, "RDMACM_1.0"); \
+    if (!my_##name) { printf("%s is missing\n", #name); return 1; }
+
+int main(void) {
+  void *library = dlopen(LIBRARY, RTLD_NOW);
+  if (!library) { printf("%s\n", dlerror()); return 1; }
+  FIND(rdma_create_event_channel)
+  FIND(rdma_create_id)
+  FIND(rdma_event_str)
+  FIND(rdma_getaddrinfo)
+  FIND(rdma_freeaddrinfo)
+  int (*my_rsocket)(int, int, int) = (int (*)(int, int, int))dlvsym(library, "rsocket", "RDMACM_1.0");
+  struct rdma_cm_id *id;
+  if (my_rdma_create_event_channel() || errno != ENODEV) return 2;
+  if (my_rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) != -1 || errno != ENODEV) return 3;
+  if (my_rdma_create_id(NULL, &id, NULL, RDMA_PS_IPOIB) != -1 || errno != EOPNOTSUPP) return 4;
+  if (my_rsocket(AF_INET, SOCK_STREAM, 0) != -1 || errno != ENOSYS) return 5;
+  struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *found;
+  if (my_rdma_getaddrinfo("10.0.0.1", "7471", &hints, &found) || found->ai_dst_addr) return 6;
+  printf("%s %d\n", my_rdma_event_str(RDMA_CM_EVENT_ESTABLISHED),
+         ntohs(((struct sockaddr_in *)found->ai_src_addr)->sin_port));
+  my_rdma_freeaddrinfo(found);
+  return 0;
+}
+"#;
+
+fn rdmacm_of(library: &Path) -> String {
+    library.with_file_name("librdmacm.so.1").display().to_string()
+}
+
 #[test]
 fn exports_are_those_of_the_list_and_a_c_program_finds_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(library) = link(folder.path()) else { return };
-    let (found, listed) = (exports(&library), listed());
-    assert!(listed.len() > 100, "the list has {} symbols", listed.len());
-    let (missing, more): (Vec<_>, Vec<_>) = (listed.difference(&found).collect(), found.difference(&listed).collect());
-    assert!(missing.is_empty() && more.is_empty(), "missing {missing:?}, not in the list {more:?}");
+    let rdmacm = listed("exports-rdmacm.txt");
+    assert!(rdmacm.len() > 60, "the list has {} symbols", rdmacm.len());
+    assert_exports(&folder.path().join("librdmacm.so.1"), &rdmacm);
+    // What those jump to.
+    let private = rdmacm.iter().filter_map(|line| line.split(' ').next());
+    let private = private.map(|symbol| format!("ferroce_{symbol} IBVERBS_PRIVATE_FERROCE"));
+    let verbs = listed("exports.txt");
+    assert!(verbs.len() > 100, "the list has {} symbols", verbs.len());
+    assert_exports(&library, &verbs.into_iter().chain(private).collect());
     let source = format!("#define _GNU_SOURCE\n#define LIBRARY {:?}\n{PROGRAM}", library.display().to_string());
     // No daemon is where it looks.
     let Some(said) = compiler::run_with(&source, &[("FERROCE_SOCKETS", "/nonexistent.sock")]) else { return };
     assert_eq!(said, "RNR retry counter exceeded 0\n");
+    if !fs::exists("/usr/include/rdma/rdma_cma.h").unwrap_or(false) {
+        eprintln!("skipped: rdma/rdma_cma.h is not installed (apt-get install librdmacm-dev)");
+        return;
+    }
+    let source = format!("#define _GNU_SOURCE\n#define LIBRARY {:?}\n{CM_PROGRAM}", rdmacm_of(&library));
+    let folder = folder.path().display().to_string();
+    let variables = [("FERROCE_SOCKETS", "/nonexistent.sock"), ("LD_LIBRARY_PATH", folder.as_str())];
+    let Some(said) = compiler::run_with(&source, &variables) else { return };
+    assert_eq!(said, "RDMA_CM_EVENT_ESTABLISHED 7471\n");
 }

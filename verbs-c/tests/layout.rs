@@ -1,4 +1,5 @@
-//! Sizes and offsets of every structure of [`ferroce_verbs_c::abi`], compared with the system's `infiniband/verbs.h` by a C
+//! Sizes and offsets of every structure of [`ferroce_verbs_c::abi`], compared with the system's `infiniband/verbs.h` (and of
+//! [`ferroce_verbs_c::cm::abi`], with `rdma/rdma_cma.h`) by a C
 //! program that is made here. Skipped where the header or a C compiler is missing, with a word.
 
 mod compiler;
@@ -6,6 +7,7 @@ mod compiler;
 use std::mem::offset_of;
 
 use ferroce_verbs_c::abi::*;
+use ferroce_verbs_c::cm::abi::*;
 
 /// A number of our side, and the C expression that must have the same value.
 struct Row {
@@ -154,12 +156,52 @@ fn rows() -> Vec<Row> {
     rows
 }
 
+fn cm_rows() -> Vec<Row> {
+    let mut rows = rows! {
+        rdma_ib_addr { sgid, dgid, pkey }
+        rdma_addr { src_storage, dst_storage, ibaddr = "addr.ibaddr" }
+        rdma_route { addr, path_rec, num_paths }
+        rdma_event_channel { fd }
+        rdma_cm_id {
+            verbs, channel, context, qp, route, ps, port_num, event, send_cq_channel, send_cq, recv_cq_channel, recv_cq,
+            srq, pd, qp_type,
+        }
+        rdma_conn_param {
+            private_data, private_data_len, responder_resources, initiator_depth, flow_control, retry_count,
+            rnr_retry_count, srq, qp_num,
+        }
+        rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey }
+        rdma_cm_event { id, listen_id, event, status, param }
+        rdma_addrinfo {
+            ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len, ai_dst_len, ai_src_addr, ai_dst_addr,
+            ai_src_canonname, ai_dst_canonname, ai_route_len, ai_route, ai_connect_len, ai_connect, ai_next,
+        }
+        rdma_cm_join_mc_attr_ex { comp_mask, join_flags, addr }
+    };
+    let path = "struct ibv_sa_path_rec";
+    let size = size_of::<ferroce_verbs_c::kern::ibv_sa_path_rec>();
+    rows.push(Row { expression: format!("sizeof({path})"), value: size });
+    rows
+}
+
+#[test]
+fn structures_of_the_connection_manager_are_laid_out_as_in_the_system_s_header() {
+    if std::fs::exists("/usr/include/rdma/rdma_cma.h").unwrap_or(false) {
+        compare("rdma/rdma_cma.h", &cm_rows());
+    } else {
+        eprintln!("skipped: rdma/rdma_cma.h is not installed (apt-get install librdmacm-dev)");
+    }
+}
+
 #[test]
 fn structures_are_laid_out_as_in_the_system_s_header() {
-    let rows = rows();
+    compare("infiniband/verbs.h", &rows());
+}
+
+fn compare(header: &str, rows: &[Row]) {
     let checks: String = rows.iter().map(|row| format!("  printf(\"%zu\\n\", {});\n", row.expression)).collect();
     let source = format!(
-        "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {{\n{checks}  return 0;\n}}\n"
+        "#include <stddef.h>\n#include <stdio.h>\n#include <{header}>\nint main(void) {{\n{checks}  return 0;\n}}\n"
     );
     let Some(output) = compiler::run(&source) else { return };
     let theirs: Vec<usize> = output.lines().map(|line| line.parse().expect("a number")).collect();

@@ -45,6 +45,9 @@ pub(super) struct IdState {
     pub(super) qp: Option<QueuePair>,
     /// Our own failure was told as `CONNECT_ERROR`: what the peer makes of it is no news.
     pub(super) connect_failed: bool,
+    /// The application's own, in the place of the path's.
+    traffic_class: Option<u8>,
+    ack_timeout: Option<u8>,
     /// Multicast groups that it is to receive from.
     pub(super) groups: Vec<(IpAddr, Membership)>,
 }
@@ -60,8 +63,15 @@ pub(super) enum Membership {
 
 impl IdInner {
     pub(super) fn new(remote: RemoteObject, id: u32, port_space: PortSpace, channel: EventChannel) -> Arc<Self> {
-        let state = Mutex::new(IdState { channel, qp: None, connect_failed: false, groups: Vec::new() });
-        Arc::new(Self { remote, id, port_space, state })
+        let state = IdState {
+            channel,
+            qp: None,
+            connect_failed: false,
+            traffic_class: None,
+            ack_timeout: None,
+            groups: Vec::new(),
+        };
+        Arc::new(Self { remote, id, port_space, state: Mutex::new(state) })
     }
 
     /// Destroys it in the daemon and forgets it here, in one step for those who take events meanwhile.
@@ -164,8 +174,23 @@ impl CmId {
     /// # Errors
     /// [`VerbsError::Refused`] (`EINVAL`) if nothing waits for an answer.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
-        let private_data = private_data.to_vec();
-        self.call(CmRequest::Reject { id: self.0.id, private_data, reason: REJECT_CONSUMER_DEFINED })
+        self.reject_because(REJECT_CONSUMER_DEFINED, private_data)
+    }
+
+    /// As [`CmId::reject`], with another reason (IBTA 12.6.7.2).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reject_because(&self, reason: u16, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.call(CmRequest::Reject { id: self.0.id, private_data: private_data.to_vec(), reason })
+    }
+
+    /// Chooses the traffic class (`RDMA_OPTION_ID_TOS`) and the time-out (`RDMA_OPTION_ID_ACK_TIMEOUT`: an exponent,
+    /// 4.096 us * 2^n) of the QP that is connected from now on; `None`: those of the path.
+    pub fn set_path(&self, traffic_class: Option<u8>, ack_timeout: Option<u8>) {
+        let mut state = self.state();
+        state.traffic_class = traffic_class;
+        state.ack_timeout = ack_timeout;
     }
 
     /// Ends the connection (`rdma_disconnect`), or answers the peer who did: takes the id's QP to ERR, which flushes what is
@@ -255,7 +280,16 @@ impl CmId {
     /// [`VerbsError::Refused`] (`EINVAL`) if it is not that far.
     pub fn init_qp_attr(&self, qp_state: QpState) -> Result<(QpAttr, QpAttrMask), VerbsError> {
         match self.context_inner().call(&Request::Cm(CmRequest::InitQpAttr { id: self.0.id, qp_state }))? {
-            Reply::Cm(CmReply::QpAttr { attr, mask }) => Ok((*attr, mask)),
+            Reply::Cm(CmReply::QpAttr { mut attr, mask }) => {
+                let state = self.state();
+                if let (true, Some(traffic_class)) = (mask.contains(QpAttrMask::AV), state.traffic_class) {
+                    attr.ah_attr.traffic_class = traffic_class;
+                }
+                if let (true, Some(timeout)) = (mask.contains(QpAttrMask::TIMEOUT), state.ack_timeout) {
+                    attr.timeout = timeout;
+                }
+                Ok((*attr, mask))
+            }
             _ => Err(VerbsError::UnexpectedReply { request: "Cm(InitQpAttr)" }),
         }
     }
