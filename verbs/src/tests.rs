@@ -488,6 +488,28 @@ fn a_send_completed_but_not_retired_is_not_flushed_again() {
 }
 
 #[test]
+fn a_polled_completion_stands_for_a_free_slot_even_before_the_engine_gives_it_back() {
+    let bed = bed(false);
+    for wr_id in 0..8 {
+        bed.qp.post_send(&SendWr::send(wr_id, &[]).signaled()).unwrap();
+    }
+    bed.mock.fetch_sends(bed.qp.qpn());
+    assert_eq!(bed.qp.post_send(&SendWr::send(8, &[])), Err(PostError::Full), "nothing is complete");
+    bed.mock.complete(bed.qp.qpn(), 0, WcOpcode::Send, WcStatus::Success);
+    assert_eq!(ids(&bed.cq), [0]);
+    std::thread::scope(|scope| {
+        let engine = scope.spawn(|| {
+            // Long enough for a client that does not wait to give up.
+            (0..100).for_each(|_| std::thread::yield_now());
+            bed.mock.retire_sends(bed.qp.qpn(), 1);
+        });
+        bed.qp.post_send(&SendWr::send(8, &[]).signaled()).unwrap();
+        engine.join().unwrap();
+    });
+    assert_eq!(bed.qp.post_send(&SendWr::send(9, &[])), Err(PostError::Full));
+}
+
+#[test]
 fn a_datagram_names_its_handle_its_receiver_and_the_qkey() {
     let mock = Mock::new(true);
     let bed = bed_on(Context::from_endpoint(Arc::clone(&mock) as Arc<dyn control::Endpoint>).unwrap(), mock);

@@ -16,6 +16,10 @@ use crate::rings::Shard;
 use crate::srq::SrqQueue;
 use crate::{BatchError, PostError, QpState, RecvWr, SendWr, WcOpcode, WcStatus, WorkCompletion, WrOpcode};
 
+/// Yields of the core to an engine that is about to give a slot back. It has a few instructions to go; only one that died in
+/// between needs more.
+const RETIRE_YIELDS_MAX: u32 = 10_000;
+
 /// The part of a QP that its CQs see too.
 pub(crate) struct QpQueues {
     pub(crate) qpn: u32,
@@ -166,14 +170,8 @@ impl QpQueues {
     pub(crate) fn flush_sends(&self, out: &mut VecDeque<WorkCompletion>) {
         let mut side = lock(&self.send);
         side.closed = true;
-        let left_count = side.poster.outstanding().filter(|&(_, _, signaled)| signaled).count() as u32;
-        let retired_count = side.signaled_count.wrapping_sub(left_count);
         // The engine may have completed work requests and died before it retired them.
-        let mut done_count = self.tally.sends.load(Relaxed).wrapping_sub(retired_count).cast_signed();
-        if self.tally.send_failed.load(Relaxed) {
-            // Not to be told from counts any more: rather twice than never.
-            done_count = 0;
-        }
+        let mut done_count = self.completed_not_retired(&side);
         for (wr_id, opcode, signaled) in side.poster.outstanding() {
             if done_count > 0 {
                 done_count -= i32::from(signaled);
@@ -182,6 +180,34 @@ impl QpQueues {
             let opcode = WrOpcode::from_code(opcode).map_or(WcOpcode::Send, WcOpcode::from);
             out.push_back(WorkCompletion::flushed(wr_id, opcode, self.qpn));
         }
+    }
+
+    /// Signalled work requests whose completions were polled although the engine has not given their slots back yet.
+    fn completed_not_retired(&self, side: &SendSide) -> i32 {
+        if self.tally.send_failed.load(Relaxed) {
+            // Not to be told from counts any more: rather flush one twice than never.
+            return 0;
+        }
+        let left_count = side.poster.outstanding().filter(|&(_, _, signaled)| signaled).count() as u32;
+        let retired_count = side.signaled_count.wrapping_sub(left_count);
+        self.tally.sends.load(Relaxed).wrapping_sub(retired_count).cast_signed()
+    }
+
+    /// The send queue is full. If a completion was polled that stands for one of its slots, the engine is between making the
+    /// completion and giving the slot back, a few instructions: waits for it. True if there is room now.
+    #[cold]
+    fn wait_for_slot(&self, side: &mut SendSide) -> bool {
+        for _ in 0..RETIRE_YIELDS_MAX {
+            if side.poster.free() > 0 {
+                return true;
+            }
+            if self.completed_not_retired(side) <= 0 {
+                return false;
+            }
+            // Its lcore may have lost the core just there.
+            std::thread::yield_now();
+        }
+        side.poster.free() > 0
     }
 
     /// As [`QpQueues::flush_sends`], for receives.
@@ -233,7 +259,11 @@ impl<'a> SendBatch<'a> {
             return Err(PostError::State { qpn: Qpn::new(self.queues.qpn), state: side.state });
         }
         let signal_all = self.queues.signal_all;
-        wr.put(signal_all, |wqe, body| side.poster.post(wqe, body))?;
+        let mut posted = wr.put(signal_all, |wqe, body| side.poster.post(wqe, body));
+        if posted == Err(PostError::Full) && self.queues.wait_for_slot(side) {
+            posted = wr.put(signal_all, |wqe, body| side.poster.post(wqe, body));
+        }
+        posted?;
         side.signaled_count = side.signaled_count.wrapping_add(u32::from(signal_all || wr.is_signaled()));
         self.count += 1;
         Ok(())
