@@ -25,10 +25,10 @@ use crate::outcome::{CommandError, Outcome};
 
 /// How long the address and the route may take to be found; rping's own.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Requests that may wait for the server; rping's own.
-const BACKLOG: u32 = 3;
 /// Clients that a persistent server has at a time; more are rejected.
 const CONNECTIONS_MAX: usize = 64;
+/// Requests that may wait for the server: all the clients that it takes may come at once. (rping's own server says 3.)
+const BACKLOG: u32 = CONNECTIONS_MAX as u32;
 
 /// Arguments of `ferroce rping`, with rping's letters.
 #[derive(clap::Args)]
