@@ -58,6 +58,7 @@ stage_asan() {
   host=$(rustc -vV | sed -n 's/^host: //p')
   tests shm 300 env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
     cargo test --locked -p ferroce-shm --lib --tests --target "$host" --target-dir "$target/asan"
+  forget "$target/asan"
 }
 
 stage_sim() {
@@ -70,6 +71,7 @@ stage_sim() {
 
 stage_fuzz() {
   check targets 600 scripts/fuzz 15
+  forget "$target/fuzz"
 }
 
 # One script a scenario; each makes its own namespaces and removes them. They find the binaries by FERROCE_BIN_DIR.
@@ -106,6 +108,13 @@ stage_perf() {
 # Programs of Debian's packages, which it installs, over two daemons.
 stage_apps() {
   check programs 2400 scripts/apps
+}
+
+# forget DIRECTORY: of a build that no later stage uses. In continuous integration only: its disks are small.
+forget() {
+  if [[ ${CI:-} == true ]]; then
+    rm -rf "$1"
+  fi
 }
 
 # check NAME LIMIT_S COMMAND...: a step that passes or fails as a whole.
