@@ -175,6 +175,8 @@ counters! {
     QpCounters {
         /// Request packets sent, repeats included.
         tx_requests,
+        /// PSNs acknowledged: of READs, one for each response.
+        acked_packets,
         /// Request packets sent again.
         retransmitted_packets,
         /// Request packets executed.

@@ -124,58 +124,6 @@ impl RetryMeter {
     }
 }
 
-/// Round trip times of one QP: one packet is timed at a time, and none that was sent twice (Karn's rule).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RttMeter {
-    /// When the timed packet was sent; [`Time::NEVER`] if none is.
-    sent: Time,
-    /// The PSN after it.
-    end: Psn,
-    found: Rtt,
-}
-
-impl RttMeter {
-    pub(crate) const NEW: Self =
-        Self { sent: Time::NEVER, end: Psn::new(0), found: Rtt { smoothed_ns: 0, min_ns: u64::MAX, last_ns: 0 } };
-
-    /// A packet was sent for the first time, which asks for an answer.
-    #[inline]
-    pub(crate) fn sent(&mut self, psn: Psn, now: Time) {
-        if self.sent == Time::NEVER {
-            (self.sent, self.end) = (now, psn.add(1));
-        }
-    }
-
-    /// Everything before `una` is answered.
-    #[inline]
-    pub(crate) fn answered(&mut self, una: Psn, now: Time) {
-        if self.sent != Time::NEVER && !una.is_before(self.end) {
-            self.sample(now.ns_since(self.sent));
-            self.sent = Time::NEVER;
-        }
-    }
-
-    /// What is timed is about to be sent again: its answer would say nothing.
-    #[inline]
-    pub(crate) fn forget(&mut self) {
-        self.sent = Time::NEVER;
-    }
-
-    /// RFC 6298 2.3, with alpha 1/8.
-    fn sample(&mut self, ns: u64) {
-        let found = &mut self.found;
-        found.smoothed_ns =
-            if found.min_ns == u64::MAX { ns } else { found.smoothed_ns - found.smoothed_ns / 8 + ns / 8 };
-        found.min_ns = found.min_ns.min(ns);
-        found.last_ns = ns;
-    }
-
-    /// The estimate, if there is any.
-    pub(crate) fn estimate(&self) -> Option<Rtt> {
-        (self.found.min_ns != u64::MAX).then_some(self.found)
-    }
-}
-
 /// Records that wait to be fetched; when there is no room, the oldest goes.
 #[derive(Debug)]
 pub(crate) struct BreakQueue {
@@ -227,25 +175,6 @@ impl BreakQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_round_trip_is_timed_once_at_a_time_and_never_over_a_repeat() {
-        let at = Time::from_ns;
-        let mut meter = RttMeter::NEW;
-        assert_eq!(meter.estimate(), None);
-        meter.sent(Psn::new(Psn::MASK), at(1000));
-        meter.sent(Psn::new(0), at(1500));
-        meter.answered(Psn::new(Psn::MASK), at(1600));
-        assert_eq!(meter.estimate(), None, "its own PSN is not answered yet");
-        meter.answered(Psn::new(1), at(1800));
-        assert_eq!(meter.estimate(), Some(Rtt { smoothed_ns: 800, min_ns: 800, last_ns: 800 }));
-        meter.sent(Psn::new(5), at(2000));
-        meter.forget();
-        meter.answered(Psn::new(6), at(9000));
-        meter.sent(Psn::new(6), at(10_000));
-        meter.answered(Psn::new(7), at(11_600));
-        assert_eq!(meter.estimate(), Some(Rtt { smoothed_ns: 900, min_ns: 800, last_ns: 1600 }));
-    }
 
     #[test]
     fn retries_count_from_the_first_transmission_without_progress() {

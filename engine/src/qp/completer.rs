@@ -48,6 +48,7 @@ impl Qp {
                 return;
             }
         }
+        let una = self.req.una_psn;
         match frame.info().kind {
             OpKind::Acknowledge => {
                 env.counters.rx_acks += 1;
@@ -59,6 +60,9 @@ impl Qp {
             OpKind::AtomicAcknowledge => self.handle_atomic_ack(env, frame),
             _ => {}
         }
+        let packets = self.req.una_psn.distance_from(una).cast_unsigned();
+        let rtt = self.body.cold.rtt.answered(self.req.una_psn, env.now);
+        self.note_acknowledged(packets, rtt);
         self.after_progress(env);
     }
 
@@ -166,7 +170,6 @@ impl Qp {
             return;
         }
         let req = &mut self.req;
-        self.body.cold.rtt.answered(req.una_psn, env.now);
         if req.una_psn == req.max_psn {
             req.deadline = Time::NEVER;
         } else if req.deadline == Time::NEVER && req.timeout_ns > 0 && req.rnr_until == Time::NEVER {
@@ -206,7 +209,7 @@ impl Qp {
             self.handle_gap(env);
             return;
         }
-        self.body.cold.retries.note(RetryKind::RnrNak, self.req.una_psn, env.now);
+        self.note_loss(env, RetryKind::RnrNak);
         // IBTA 9.7.5.2.8: 7 retries for ever.
         if self.req.rnr_retry != 7 {
             if self.req.rnr_left == 0 {

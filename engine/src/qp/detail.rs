@@ -49,6 +49,12 @@ impl Qp {
         figure("rnr_retry_left", u64::from(req.rnr_left));
         figure("neighbour_unresolved", u64::from(req.unresolved));
         figure("waits_after_rnr_nak", u64::from(req.rnr_until != Time::NEVER));
+        if let Some(rtt) = self.body.cold.rtt.estimate() {
+            figure("rtt_smoothed_ns", rtt.smoothed_ns);
+            figure("rtt_variation_ns", self.body.cold.rtt.variation_ns());
+            figure("rtt_min_ns", rtt.min_ns);
+            figure("rtt_last_ns", rtt.last_ns);
+        }
         if let Some((syndrome, psn)) = self.body.cold.last_nak {
             figure("last_nak_syndrome", u64::from(syndrome));
             figure("last_nak_psn", u64::from(psn.value()));

@@ -7,7 +7,8 @@
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
 //! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
-//! of legal transitions, `detail` what an operator sees, `capture` what a QP leaves that breaks.
+//! of legal transitions, `rtt` the round trip times, `signals` what
+//! loss recovery and congestion control are told, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod capture;
 mod completer;
@@ -18,6 +19,8 @@ mod local;
 mod modify;
 mod requester;
 mod responder;
+mod rtt;
+mod signals;
 mod slot;
 pub(crate) mod state;
 mod transfer;
@@ -34,11 +37,12 @@ use wire::{Msn, PathMtu, Pkey, Psn, Qpn};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
-use crate::post_mortem::{RefusedFacts, RetryMeter, RttMeter};
+use crate::post_mortem::{RefusedFacts, RetryMeter};
 use crate::shard::Env;
 use crate::time::Time;
 pub(crate) use requester::Step;
 use responder::{Nak, Resource, WriteCursor};
+use rtt::RttMeter;
 use slot::SendSlot;
 
 /// No SRQ.

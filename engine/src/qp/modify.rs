@@ -5,12 +5,13 @@ use shm::control::AsyncEvent;
 use shm::ring::set_qp_error;
 use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
 
+use super::rtt::RttMeter;
 use super::state::{AttrLimits, ModifyError, check_transition};
 use super::{Cold, Qp, Requester, Responder};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
-use crate::post_mortem::{RetryMeter, RttMeter};
+use crate::post_mortem::RetryMeter;
 use crate::shard::Env;
 use crate::time::Time;
 

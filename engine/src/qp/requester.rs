@@ -366,9 +366,9 @@ impl Qp {
 
     #[inline]
     pub(super) fn after_send(&mut self, env: &mut Env, slot: &SendSlot, last: bool, ack_req: bool) {
+        self.note_sent();
         let req = &mut self.req;
         req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
-        self.body.cold.counters.tx_requests += 1;
         if req.nxt_psn.is_before(req.max_psn) {
             env.counters.retransmitted_packets += 1;
             self.body.cold.counters.retransmitted_packets += 1;
@@ -460,7 +460,7 @@ impl Qp {
 
     /// Goes back to the oldest unacknowledged PSN, or breaks the QP if `retry_cnt` is used up. IBTA 9.7.5.1.4.
     pub(super) fn retry(&mut self, env: &mut Env, kind: RetryKind) {
-        self.body.cold.retries.note(kind, self.req.una_psn, env.now);
+        self.note_loss(env, kind);
         if self.req.retry_left == 0 {
             env.counters.retry_exceeded_err += 1;
             self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::RetryExceeded);
