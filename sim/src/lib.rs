@@ -8,6 +8,7 @@
 //! * [`app`]: model applications that check every completion and every byte.
 //! * [`world`]: what happens in which order.
 //! * [`run`]: a run in its phases: faults, then none and everything must come to its end, then silence.
+//! * [`flow`]: what workloads ask of a network of many hosts, and what it tells of it.
 //! * [`swarm`]: settings of a run, all drawn from its seed.
 //! * [`trace`], [`capture`]: what a run leaves: a hash, and the frames for a sniffer.
 //!
@@ -22,6 +23,7 @@
 pub mod agenda;
 pub mod app;
 pub mod capture;
+pub mod flow;
 pub mod host;
 pub mod link;
 pub mod random;
