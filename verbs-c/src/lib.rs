@@ -10,6 +10,7 @@
 //!   the structure it knows, and goes on with our own fields behind it.
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
 //! * [`cm`]: the connection manager, for `librdmacm.so.1`.
+//! * [`later`]: verbs of later headers.
 //! * `provider`: symbols that the vendors' own libraries, which come along with many programs, must find.
 //!
 //! Errors are rdma-core's: functions that return pointers set `errno`, those that return numbers return it. With
@@ -26,6 +27,7 @@ pub mod device;
 mod entry;
 mod events;
 pub mod kern;
+pub mod later;
 pub mod memory;
 pub mod mw;
 mod post;

@@ -29,8 +29,8 @@ fn exports(library: &Path) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]).arg(library).output();
     let text = String::from_utf8(output.expect("nm runs").stdout).expect("text");
     let symbols = text.lines().filter_map(|line| line.rsplit(' ').next());
-    // The version nodes themselves are absolute symbols.
-    symbols.filter(|symbol| symbol.contains("@@")).map(|symbol| symbol.replace("@@", " ")).collect()
+    // One version of each is the default (@@). The version nodes themselves are absolute symbols without a version.
+    symbols.filter(|symbol| symbol.contains('@')).map(|symbol| symbol.replace("@@", "@").replace('@', " ")).collect()
 }
 
 fn listed(name: &str) -> BTreeSet<String> {
@@ -72,6 +72,12 @@ int main(void) {
   errno = 0;
   if (my_ibv_open_device(NULL) || errno != EINVAL) return 3;
   if (my_ibv_dealloc_pd(NULL) != EINVAL) return 4;
+  /* What only providers of other releases ask for. */
+  int (*command)(void) = (int (*)(void))dlvsym(library, "execute_ioctl", "IBVERBS_PRIVATE_64");
+  char *datum = dlvsym(library, "verbs_allow_disassociate_destroy", "IBVERBS_PRIVATE_59");
+  if (!command || command() != EOPNOTSUPP || !datum || *datum) return 5;
+  void *(*alloc_buf)(void *, void *) = (void *(*)(void *, void *))dlvsym(library, "ibv_alloc_buf", "IBVERBS_1.17");
+  if (!alloc_buf || alloc_buf(NULL, NULL) || errno != EOPNOTSUPP) return 6;
   printf("%s %d\n", my_ibv_wc_status_str(IBV_WC_RNR_RETRY_EXC_ERR), my_ibv_fork_init());
   dlclose(library);
   return 0;

@@ -8,6 +8,7 @@
 //! * `channel`, `event`: event channels over several devices, and events that programs acknowledge.
 //! * `id`: ids, from their birth to listening; `connect`: from there to the end; `qp`: the queues of an id.
 //! * `endpoint`: `rdma_getaddrinfo` and ids made of its results; `multicast`; `option`.
+//! * `later`: calls of later headers, which are not offered.
 //! * `rsocket`: sockets over RDMA, which are not offered.
 //!
 //! An id without a channel waits in each call for its event, which it keeps until the next call (`id->event`).
@@ -20,6 +21,7 @@ pub mod devices;
 pub mod endpoint;
 mod event;
 pub mod id;
+pub mod later;
 pub mod multicast;
 pub mod option;
 pub mod qp;
