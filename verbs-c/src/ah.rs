@@ -162,7 +162,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
         // SAFETY: the caller's promise.
-        Ok(object.qp.attach_mcast(unsafe { group(gid) }?)?)
+        Ok(object.queues()?.attach_mcast(unsafe { group(gid) }?)?)
     })
 }
 
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
         // SAFETY: the caller's promise.
-        Ok(object.qp.detach_mcast(unsafe { group(gid) }?)?)
+        Ok(object.queues()?.detach_mcast(unsafe { group(gid) }?)?)
     })
 }
 

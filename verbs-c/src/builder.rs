@@ -30,6 +30,8 @@ struct Begun {
     is_inline: bool,
     /// Where a datagram goes: handle, QPN, Q_Key.
     to: Option<(NonNull<AhObject>, u32, u32)>,
+    /// The peer's SRQ that it is for (XRC).
+    srqn: Option<u32>,
     /// The first mistake: `ibv_wr_complete` tells of it.
     failure: Option<Failure>,
 }
@@ -85,13 +87,16 @@ impl Begun {
                 // SAFETY: the program keeps the handle until what it has begun is complete.
                 request = request.to(&unsafe { ah.as_ref() }.ah, Qpn::new(qpn), qkey);
             }
+            if let Some(srqn) = self.srqn {
+                request = request.to_srq(srqn);
+            }
             let done = if self.is_inline { batch.post(&request.inline(&self.inline)) } else { batch.post(&request) };
             self.failure = done.err().map(Failure::from);
         }
         self.sges.clear();
         self.inline.clear();
         self.is_inline = false;
-        self.to = None;
+        (self.to, self.srqn) = (None, None);
     }
 }
 
@@ -215,6 +220,11 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
     unsafe { with_data(qp, |begun| begun.to = to) };
 }
 
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: the program is between start and complete.
+    unsafe { with_data(qp, |begun| begun.srqn = Some(srqn)) };
+}
+
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the program is between start and complete.
     unsafe { with_data(qp, |begun| begun.sges.push(ibv_sge { addr, length, lkey })) };
@@ -268,7 +278,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
         let object = unsafe { QpObject::of(qp.cast()) }?;
         let builder = object.builder.as_ref().ok_or(entry::NOT_OFFERED)?;
         // SAFETY: the QP is destroyed only when nobody uses it any more.
-        unsafe { builder.start(&object.qp) };
+        unsafe { builder.start(object.queues()?) };
         Ok(())
     });
 }
@@ -325,7 +335,6 @@ macro_rules! refused {
 
 refused! {
     wr_send_tso(_header: *mut c_void, _header_bytes: u16, _mss: u16);
-    wr_set_xrc_srqn(_srqn: u32);
     wr_atomic_write(_rkey: u32, _addr: u64, _data: *const c_void);
 }
 

@@ -17,7 +17,7 @@ use crate::entry::{self, Failure};
 use crate::events::Table;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{builder, cq, memory, mw, post, qp, query, srq};
+use crate::{builder, cq, memory, mw, post, qp, query, srq, xrc};
 
 /// What an `ibv_context` is the last part of, and what only we know of it.
 #[repr(C)]
@@ -143,12 +143,12 @@ fn extended(context: ibv_context) -> verbs_context {
         abi_placeholder2: None,
         ibv_create_flow: None,
         abi_placeholder1: None,
-        open_qp: None,
+        open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),
-        get_srq_num: None,
+        get_srq_num: Some(srq::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
-        open_xrcd: None,
-        close_xrcd: None,
+        open_xrcd: Some(xrc::open_xrcd),
+        close_xrcd: Some(xrc::close_xrcd),
         abi_placeholder3: 0,
         sz: size_of::<verbs_context>(),
         context,

@@ -6,7 +6,7 @@
 //!
 //! * [`abi`]: the structures, field for field.
 //! * [`device`]: the daemons of this host as devices; what they say of themselves.
-//! * `context`, `memory`, `cq`, `srq`, `qp`, `ah`, `mw`: one file an object. Each object that a program holds a pointer to begins with
+//! * `context`, `memory`, `cq`, `srq`, `qp`, `ah`, `mw`, `xrc`: one file an object. Each object that a program holds a pointer to begins with
 //!   the structure it knows, and goes on with our own fields behind it.
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
 //! * [`cm`]: the connection manager, for `librdmacm.so.1`.
@@ -36,3 +36,4 @@ pub mod qp;
 pub mod query;
 pub mod srq;
 pub mod strings;
+mod xrc;

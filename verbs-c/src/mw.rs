@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         let bind = unsafe { bind_of(asked.mr, asked.addr, asked.length, asked.mw_access_flags) }?;
         let rkey = window.window.next_rkey();
         let request = SendWr::bind_mw(asked.wr_id, &window.window, rkey, &bind);
-        object.qp.post_send(&request.with_flags(send_flags(asked.send_flags)))?;
+        object.queues()?.post_send(&request.with_flags(send_flags(asked.send_flags)))?;
         // SAFETY: a field of our own object, which the program only reads.
         unsafe { (*window.abi.get()).rkey = rkey };
         Ok(())

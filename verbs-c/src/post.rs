@@ -99,14 +99,16 @@ pub(crate) const fn send_flags(flags: c_uint) -> SendFlags {
 /// # Safety
 /// `wr` and what it names are as `ibv_post_send(3)` demands.
 #[inline]
-unsafe fn post_one(batch: &mut ferroce::SendBatch<'_>, wr: &ibv_send_wr, datagram: bool) -> Result<(), Failure> {
+unsafe fn post_one(batch: &mut ferroce::SendBatch<'_>, wr: &ibv_send_wr, kind: QpType) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
     // SAFETY: the caller's promise.
     let mut request = unsafe { request(wr, sges) }?.with_flags(send_flags(wr.send_flags));
-    if datagram {
+    match kind {
         // SAFETY: the caller's promise.
-        request = unsafe { addressed(request, wr) }?;
+        QpType::Ud => request = unsafe { addressed(request, wr) }?,
+        QpType::XrcSend => request = request.to_srq(wr.remote_srqn),
+        _ => {}
     }
     if wr.send_flags & SEND_INLINE == 0 {
         return Ok(batch.post(&request)?);
@@ -131,13 +133,12 @@ pub(crate) unsafe extern "C" fn post_send(
     let done = entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
-        let datagrams = object.qp.qp_type() == QpType::Ud;
-        let mut batch = object.qp.send_batch();
+        let mut batch = object.queues()?.send_batch();
         let mut done = Ok(());
         // SAFETY: the list is the caller's, and ends with NULL.
         while let Some(wr) = unsafe { at.as_ref() } {
             // SAFETY: the caller's promise.
-            done = unsafe { post_one(&mut batch, wr, datagrams) };
+            done = unsafe { post_one(&mut batch, wr, object.kind) };
             if done.is_err() {
                 break;
             }
@@ -224,7 +225,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
         // SAFETY: the caller's promise.
-        unsafe { post_receives(&object.qp, &mut at) }
+        unsafe { post_receives(object.queues()?, &mut at) }
     });
     // SAFETY: the caller's variable, if it has one.
     if let Some(bad) = unsafe { bad_wr.as_mut() }.filter(|_| done != 0) {

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use ferroce::cm::CmId;
-use ferroce::{AccessFlags, AhAttr, Gid, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair};
+use ferroce::{AccessFlags, AhAttr, Gid, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair, XrcReceiver};
 use nix::libc;
 
 use crate::abi::*;
@@ -17,16 +17,26 @@ use crate::entry::{self, Failure};
 use crate::events::{InUse, Unacknowledged, lock};
 use crate::memory::PdObject;
 use crate::srq::SrqObject;
+use crate::xrc;
 
 /// The connection manager's id that has a QP, for as long as both live.
 pub(crate) type IdLink = Arc<Mutex<Option<CmId>>>;
+
+/// A QP of either kind.
+pub(crate) enum Handle {
+    /// It has queues.
+    Queues(QueuePair),
+    /// It receives for the SRQs of an XRC domain.
+    Receiver(XrcReceiver),
+}
 
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct QpObject {
     /// The program reads and writes it whenever it likes.
     abi: UnsafeCell<ibv_qp_ex>,
-    pub(crate) qp: QueuePair,
+    handle: Handle,
+    pub(crate) kind: QpType,
     /// Where work requests are built call by call, if the QP was made for that.
     pub(crate) builder: Option<Builder>,
     sq_sig_all: bool,
@@ -46,6 +56,15 @@ impl QpObject {
         unsafe { qp.cast::<Self>().as_ref() }.ok_or(entry::INVALID)
     }
 
+    /// The QP's queues: `EINVAL` if it has none, since it receives for SRQs.
+    #[inline]
+    pub(crate) fn queues(&self) -> Result<&QueuePair, Failure> {
+        match &self.handle {
+            Handle::Queues(qp) => Ok(qp),
+            Handle::Receiver(_) => Err(entry::INVALID),
+        }
+    }
+
     /// Writes the state where the program looks for it.
     pub(crate) fn note_state(&self, state: QpState) {
         // SAFETY: a field of our own object, which the program only reads.
@@ -53,7 +72,7 @@ impl QpObject {
     }
 }
 
-/// Makes a QP of any kind that is offered, and writes back the sizes granted.
+/// Makes a QP that has queues, and writes back the sizes granted.
 ///
 /// # Safety
 /// `pd` is a domain of ours, and so are the queues that `init` names.
@@ -64,17 +83,22 @@ unsafe fn create(
 ) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the caller's promise.
     let domain = unsafe { PdObject::of(pd) }?;
+    let kind = u8::try_from(init.qp_type).ok().and_then(QpType::from_code).filter(|&kind| kind != QpType::XrcRecv);
+    let kind = kind.ok_or(entry::NOT_OFFERED)?;
     // SAFETY: the caller's promise.
     let send_cq = unsafe { CqObject::of(init.send_cq) }?;
+    // One that sends to SRQs has no receives, and need not say where they complete.
+    let recv_cq = if kind == QpType::XrcSend { init.send_cq } else { init.recv_cq };
     // SAFETY: the caller's promise.
-    let recv_cq = unsafe { CqObject::of(init.recv_cq) }?;
+    let recv_cq = unsafe { CqObject::of(recv_cq) }?;
     // SAFETY: the caller's promise.
     let srq = if init.srq.is_null() { None } else { Some(unsafe { SrqObject::of(init.srq) }?) };
-    let qp_type = u8::try_from(init.qp_type).ok().and_then(QpType::from_code).filter(|kind| !kind.is_xrc());
-    let qp_type = qp_type.ok_or(entry::NOT_OFFERED)?;
+    if kind == QpType::XrcSend {
+        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+    }
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.cap;
     let qp = domain.domain.create_qp(&QpInit {
-        qp_type,
+        qp_type: kind,
         send_cq: &send_cq.cq,
         recv_cq: &recv_cq.cq,
         srq: srq.map(|srq| &srq.srq),
@@ -82,38 +106,63 @@ unsafe fn create(
         sq_sig_all: init.sq_sig_all != 0,
     })?;
     init.cap = cap_of(qp.cap());
-    let qpn = qp.qpn().value();
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*pd).context };
-    let abi = builder::functions(ibv_qp {
-        context,
-        qp_context: init.qp_context,
-        pd,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        handle: qpn,
-        qp_num: qpn,
-        state: c_uint::from(QpState::Reset.code()),
-        qp_type: init.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
-    });
-    let session = Arc::clone(&domain.session);
     let uses = [Some(&domain.in_use), Some(&send_cq.in_use), Some(&recv_cq.in_use), srq.map(|srq| &srq.in_use)];
-    let object = NonNull::from(Box::leak(Box::new(QpObject {
-        abi: UnsafeCell::new(abi),
-        qp,
-        builder,
-        sq_sig_all: init.sq_sig_all != 0,
-        session: Arc::clone(&session),
-        events: Unacknowledged::default(),
-        id: Mutex::default(),
-        _uses: uses.map(Option::<&InUse>::cloned),
-    })));
-    session.qps.add(qpn, object);
-    Ok(object.as_ptr().cast())
+    let made = Made { pd, handle: Handle::Queues(qp), kind, builder, uses: uses.map(Option::<&InUse>::cloned) };
+    Ok(made.publish(domain.context(), &domain.session, init))
+}
+
+/// A QP that was made, before the program gets it.
+pub(crate) struct Made {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) handle: Handle,
+    pub(crate) kind: QpType,
+    pub(crate) builder: Option<Builder>,
+    pub(crate) uses: [Option<InUse>; 4],
+}
+
+impl Made {
+    /// Makes its object, which events find from now on.
+    pub(crate) fn publish(
+        self,
+        context: *mut ibv_context,
+        session: &Arc<Session>,
+        init: &ibv_qp_init_attr,
+    ) -> *mut ibv_qp {
+        let Self { pd, handle, kind, builder, uses } = self;
+        let qpn = match &handle {
+            Handle::Queues(qp) => qp.qpn(),
+            Handle::Receiver(receiver) => receiver.qpn(),
+        };
+        let qpn = qpn.value();
+        let abi = builder::functions(ibv_qp {
+            context,
+            qp_context: init.qp_context,
+            pd,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            handle: qpn,
+            qp_num: qpn,
+            state: c_uint::from(QpState::Reset.code()),
+            qp_type: c_uint::from(kind.code()),
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            events_completed: 0,
+        });
+        let object = NonNull::from(Box::leak(Box::new(QpObject {
+            abi: UnsafeCell::new(abi),
+            handle,
+            kind,
+            builder,
+            sq_sig_all: init.sq_sig_all != 0,
+            session: Arc::clone(session),
+            events: Unacknowledged::default(),
+            id: Mutex::default(),
+            _uses: uses,
+        })));
+        session.qps.add(qpn, object);
+        object.as_ptr().cast()
+    }
 }
 
 const fn cap_of(cap: QpCap) -> ibv_qp_cap {
@@ -135,12 +184,10 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     })
 }
 
-/// As [`ibv_create_qp`]; with `send_ops_flags` for work requests that are built call by call.
-pub(crate) unsafe extern "C" fn create_qp_ex(
-    _context: *mut ibv_context,
-    init: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
+/// As [`ibv_create_qp`]; with `send_ops_flags` for work requests that are built call by call, or one that receives for an XRC domain.
+pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     const PD: u32 = 1;
+    const XRCD: u32 = 1 << 1;
     const CREATE_FLAGS: u32 = 1 << 2;
     const SEND_OPS_FLAGS: u32 = 1 << 6;
     entry::pointer(|| {
@@ -148,15 +195,20 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let init = unsafe { init.as_mut() }.ok_or(entry::INVALID)?;
         let has = |bit| init.comp_mask & bit != 0;
         let flags = if has(CREATE_FLAGS) { init.create_flags } else { 0 };
-        if init.comp_mask & !(PD | CREATE_FLAGS | SEND_OPS_FLAGS) != 0 || flags != 0 {
+        if init.comp_mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS_FLAGS) != 0 || flags != 0 {
             return Err(entry::NOT_OFFERED);
+        }
+        let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
+        let mut basic = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+        if qp_type == c_uint::from(QpType::XrcRecv.code()) {
+            let xrcd = if has(XRCD) { init.xrcd } else { std::ptr::null_mut() };
+            // SAFETY: the caller's promise.
+            return unsafe { xrc::create_receiver(context, xrcd, qp_context) };
         }
         if !has(PD) {
             return Err(entry::INVALID);
         }
         let builder = if has(SEND_OPS_FLAGS) { Some(Builder::new(init.send_ops_flags)?) } else { None };
-        let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
-        let mut basic = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
         // SAFETY: the caller's promise.
         let made = unsafe { create(init.pd, &mut basic, builder) }?;
         init.cap = basic.cap;
@@ -246,7 +298,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             // RoCE has no path without a GRH.
             return Err(entry::INVALID);
         }
-        object.note_state(object.qp.modify(&attr_of(attr, mask)?, mask)?);
+        let attr = attr_of(attr, mask)?;
+        let state = match &object.handle {
+            Handle::Queues(qp) => qp.modify(&attr, mask)?,
+            Handle::Receiver(receiver) => receiver.modify(&attr, mask)?,
+        };
+        object.note_state(state);
         Ok(())
     })
 }
@@ -294,9 +351,11 @@ pub unsafe extern "C" fn ibv_query_qp(
     entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
-        let found = object.qp.query()?;
+        let (found, cap) = match &object.handle {
+            Handle::Queues(qp) => (qp.query()?, cap_of(qp.cap())),
+            Handle::Receiver(receiver) => (receiver.query()?, ibv_qp_cap::default()),
+        };
         object.note_state(found.qp_state);
-        let cap = cap_of(object.qp.cap());
         // SAFETY: the caller's promise.
         unsafe { attr.write(attr_as_c(&found, cap)) };
         // SAFETY: these fields never change.
@@ -326,7 +385,8 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
-        object.session.qps.remove(object.qp.qpn().value());
+        // SAFETY: a field that never changes.
+        object.session.qps.remove(unsafe { (*qp).qp_num });
         object.events.wait();
         let link = lock(&object.id).take();
         if let Some(id) = link.and_then(|link| lock(&link).take()) {
@@ -334,9 +394,13 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         }
         // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.
         let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
-        let QpObject { qp, builder, .. } = *object;
+        let QpObject { handle, builder, .. } = *object;
         drop(builder);
-        Ok(qp.destroy()?)
+        match handle {
+            Handle::Queues(qp) => qp.destroy()?,
+            Handle::Receiver(receiver) => receiver.destroy()?,
+        }
+        Ok(())
     })
 }
 

@@ -12,8 +12,8 @@ use crate::entry::{self, Failure};
 
 /// `IBV_ATOMIC_HCA`: atomics are atomic among all QPs of the device.
 const ATOMIC_HCA: c_uint = 1;
-/// `CURR_QP_STATE_MOD`, `PORT_ACTIVE_EVENT`, `SYS_IMAGE_GUID`, `RC_RNR_NAK_GEN`, `MEM_WINDOW`, `MEM_WINDOW_TYPE_2A`.
-const DEVICE_CAP_FLAGS: c_uint = 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 23;
+/// `CURR_QP_STATE_MOD`, `PORT_ACTIVE_EVENT`, `SYS_IMAGE_GUID`, `RC_RNR_NAK_GEN`, `MEM_WINDOW`, `XRC`, `MEM_WINDOW_TYPE_2A`.
+const DEVICE_CAP_FLAGS: c_uint = 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 23;
 /// Any range of a process's addresses can be a region.
 const MAX_MR_SIZE: u64 = 1 << 47;
 /// Every page size from 4 KiB up: regions know no pages.

@@ -9,9 +9,11 @@ use nix::libc;
 
 use crate::abi::*;
 use crate::context::Session;
+use crate::cq::CqObject;
 use crate::entry::{self, Failure};
 use crate::events::{InUse, Unacknowledged};
 use crate::memory::PdObject;
+use crate::xrc::XrcdObject;
 
 /// A shared receive queue.
 #[repr(C)]
@@ -21,7 +23,7 @@ pub(crate) struct SrqObject {
     session: Arc<Session>,
     pub(crate) in_use: InUse,
     pub(crate) events: Unacknowledged,
-    _pd: InUse,
+    _uses: [Option<InUse>; 3],
 }
 
 impl SrqObject {
@@ -35,6 +37,9 @@ impl SrqObject {
     }
 }
 
+/// Where an SRQ of an XRC domain belongs, and where its receives complete.
+type XrcPlace<'a> = (&'a XrcdObject, &'a CqObject);
+
 /// Makes an SRQ and writes back what was granted.
 ///
 /// # Safety
@@ -44,11 +49,15 @@ unsafe fn create(
     pd: *mut ibv_pd,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,
+    xrc: Option<XrcPlace<'_>>,
 ) -> Result<*mut ibv_srq, Failure> {
     // SAFETY: the caller's promise.
     let domain = unsafe { PdObject::of(pd) }?;
     let wanted = SrqAttr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: 0 };
-    let srq = domain.domain.create_srq(None, wanted)?;
+    let srq = match xrc {
+        None => domain.domain.create_srq(None, wanted)?,
+        Some((xrcd, cq)) => domain.domain.create_xrc_srq(&xrcd.domain, &cq.cq, wanted)?,
+    };
     let granted = srq.attr();
     *attr = ibv_srq_attr { max_wr: granted.max_wr, max_sge: granted.max_sge, srq_limit: 0 };
     let number = srq.handle();
@@ -63,8 +72,9 @@ unsafe fn create(
     };
     let session = Arc::clone(&domain.session);
     let (in_use, events) = (InUse::default(), Unacknowledged::default());
-    let object =
-        SrqObject { _abi: abi, srq, session: Arc::clone(&session), in_use, events, _pd: domain.in_use.clone() };
+    let uses = [Some(&domain.in_use), xrc.map(|(xrcd, _)| &xrcd.in_use), xrc.map(|(_, cq)| &cq.in_use)];
+    let uses = uses.map(Option::<&InUse>::cloned);
+    let object = SrqObject { _abi: abi, srq, session: Arc::clone(&session), in_use, events, _uses: uses };
     let object = NonNull::from(Box::leak(Box::new(object)));
     session.srqs.add(number, object);
     Ok(object.as_ptr().cast())
@@ -82,29 +92,57 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
         // SAFETY: the caller's promise.
         let context = unsafe { pd.as_ref() }.ok_or(entry::INVALID)?.context;
         // SAFETY: the caller's promise.
-        unsafe { create(context, pd, init.srq_context, &mut init.attr) }
+        unsafe { create(context, pd, init.srq_context, &mut init.attr, None) }
     })
 }
 
-/// A basic SRQ by the extended call; of the other kinds none is offered.
+/// An SRQ by the extended call: a basic one, or one of an XRC domain.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     const TYPE: u32 = 1;
     const PD: u32 = 2;
+    const XRCD: u32 = 4;
+    const CQ: u32 = 8;
     const BASIC: c_uint = 0;
+    const XRC: c_uint = 1;
     entry::pointer(|| {
         // SAFETY: the caller's structure.
         let init = unsafe { init.as_mut() }.ok_or(entry::INVALID)?;
-        if init.comp_mask & TYPE != 0 && init.srq_type != BASIC || init.comp_mask & !(TYPE | PD) != 0 {
+        let kind = if init.comp_mask & TYPE != 0 { init.srq_type } else { BASIC };
+        let needs = match kind {
+            BASIC => PD,
+            XRC => PD | XRCD | CQ,
+            _ => return Err(entry::NOT_OFFERED),
+        };
+        if init.comp_mask & !(TYPE | PD | XRCD | CQ) != 0 {
             return Err(entry::NOT_OFFERED);
         }
-        if init.comp_mask & PD == 0 {
+        if init.comp_mask & needs != needs {
             return Err(entry::INVALID);
         }
+        let xrc = if kind == XRC {
+            // SAFETY: the caller's promise.
+            let xrcd = unsafe { XrcdObject::of(init.xrcd) }?;
+            // SAFETY: the caller's promise.
+            Some((xrcd, unsafe { CqObject::of(init.cq) }?))
+        } else {
+            None
+        };
         // SAFETY: the caller's promise.
-        unsafe { create(context, init.pd, init.srq_context, &mut init.attr) }
+        unsafe { create(context, init.pd, init.srq_context, &mut init.attr, xrc) }
+    })
+}
+
+/// The number that messages name an SRQ of an XRC domain by; `EINVAL` for another.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
+    entry::status(|| {
+        // SAFETY: the caller's promise.
+        let number = unsafe { SrqObject::of(srq) }?.srq.srqn().ok_or(entry::INVALID)?;
+        // SAFETY: the caller's variable.
+        unsafe { srq_num.write(number) };
+        Ok(())
     })
 }
 

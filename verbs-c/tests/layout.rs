@@ -76,6 +76,9 @@ fn rows() -> Vec<Row> {
         }
         ibv_pd { context, handle }
         ibv_td { context }
+        ibv_xrcd { context }
+        ibv_xrcd_init_attr { comp_mask, fd, oflags }
+        ibv_qp_open_attr { comp_mask, qp_num, xrcd, qp_context, qp_type }
         ibv_mr { context, pd, addr, length, handle, lkey, rkey }
         ibv_mw { context, pd, rkey, handle, type_ = "type" }
         ibv_ah { context, pd, handle }

@@ -72,17 +72,17 @@ impl Control {
         Ok((Reply::Cq { cq: handle, shard, depth, block: address }, fds))
     }
 
-    /// Where the client asks; else where the session's CQs are, so that any two of them can serve one QP; else on the shard
-    /// with the fewest QPs.
+    /// Where the client asks; else where the session's CQs are, so that any two of them can serve one QP; else where its XRC domain
+    /// is, whose SRQs want a CQ there; else on the shard with the fewest QPs.
     pub(super) fn place_cq(&self, session: &Session, comp_vector: Option<u32>) -> u8 {
         let count = u32::from(self.config.shard_count);
         match (comp_vector, session.cqs.values().next()) {
             (Some(vector), _) => (vector % count) as u8,
             (None, Some(cq)) => cq.shard,
-            (None, None) => {
+            (None, None) => self.xrc_shard(session).unwrap_or_else(|| {
                 let load = |&shard: &u8| self.shards[usize::from(shard)].qps.in_use();
                 (0..self.config.shard_count).min_by_key(load).unwrap_or(0)
-            }
+            }),
         }
     }
 

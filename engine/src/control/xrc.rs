@@ -118,6 +118,12 @@ impl Control {
         Ok(Reply::Xrcd { xrcd: handle, shard: domain.shard })
     }
 
+    /// The shard of one of the session's domains, if it has any.
+    pub(super) fn xrc_shard(&self, session: &Session) -> Option<u8> {
+        let book = session.xrcds.values().next()?;
+        Some(self.xrc.domains.get(&book.domain)?.shard)
+    }
+
     pub(super) fn close_xrcd(&mut self, session: &mut Session, handle: u32) -> Result<Reply, Refusal> {
         match session.xrcds.get(&handle) {
             None => no_such_xrcd(handle),

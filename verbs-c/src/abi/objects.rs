@@ -23,6 +23,14 @@ pub struct ibv_td {
     pub context: *mut ibv_context,
 }
 
+/// A domain of extended reliable connections.
+#[derive(Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "ibv_open_xrcd(3)")]
+pub struct ibv_xrcd {
+    pub context: *mut ibv_context,
+}
+
 /// A memory region.
 #[derive(Debug)]
 #[repr(C)]

@@ -269,8 +269,9 @@ impl IdObject {
                 // SAFETY: the QP of an id that has it lives: destroying it takes the link first.
                 unsafe { QpObject::of(abi.qp) }
             })
+            && let Ok(queues) = qp.queues()
         {
-            qp.note_state(qp.qp.state());
+            qp.note_state(queues.state());
         }
     }
 

@@ -151,8 +151,8 @@ unsafe fn adopt(object: &IdObject, made: *mut ibv_qp) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
         let qp = unsafe { QpObject::of(made) }?;
         let (_, end) = object.end()?;
-        if let Err(error) = end.use_qp(&qp.qp) {
-            let failure = Failure::from(error);
+        let used = qp.queues().and_then(|queues| Ok(end.use_qp(queues)?));
+        if let Err(failure) = used {
             // SAFETY: just made, and the id has not got it.
             unsafe { qp::ibv_destroy_qp(made) };
             return Err(failure);
