@@ -9,6 +9,8 @@
 //! * [`layout`]: the bytes of a work queue entry, a completion, a ring, drawn once.
 //! * [`attr`]: verbs attribute types and constants with the values of `infiniband/verbs.h`.
 //! * [`mapping`]: sealed memfd memory and bounded, reference-free access to it.
+//! * [`guarded`]: mappings of files that somebody else may truncate.
+//! * [`vma`]: what lies where in a process's address space.
 //! * [`process_memory`]: any memory of a client's process, by system calls.
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
 //! * [`segment`]: blocks for rings out of a few large mappings.
@@ -21,6 +23,7 @@ pub mod attr;
 pub mod control;
 pub mod copy_crc;
 pub mod doorbell;
+pub mod guarded;
 pub mod inode;
 pub mod layout;
 pub mod mapping;
@@ -28,6 +31,7 @@ pub mod process_memory;
 pub mod ring;
 pub mod segment;
 pub mod socket;
+pub mod vma;
 pub mod wake;
 
 /// Version of everything in this crate that two processes must agree on.

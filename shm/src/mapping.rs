@@ -48,6 +48,9 @@ pub enum MapError {
         "the file's seals are sealed (F_SEAL_SEAL) without F_SEAL_FUTURE_WRITE, which keeps its pages from being removed"
     )]
     Removable,
+    /// No more mappings that others may truncate.
+    #[error("{0} mappings of memory that others may truncate are in use, which is the limit")]
+    TooMany(usize),
     /// The operating system refused.
     #[error("{call} of {bytes} bytes: {source}")]
     Os {
@@ -163,11 +166,17 @@ impl Mapping {
     }
 
     fn map(fd: OwnedFd, bytes: u64) -> Result<Self, MapError> {
+        Self::map_part(fd, 0, bytes)
+    }
+
+    /// Maps a part of a file, whole pages, which may be taken away again: for [`crate::guarded`] alone.
+    pub(crate) fn map_part(fd: OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
         let size = usize::try_from(bytes).ok().filter(|&b| b <= isize::MAX as usize).and_then(NonZeroUsize::new);
         let size = size.ok_or(MapError::BadSize(bytes))?;
+        let offset = i64::try_from(offset).map_err(|_| MapError::BadSize(offset))?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let base = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, &fd, 0) };
+        let base = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, &fd, offset) };
         let base = base.map_err(|source| MapError::Os { call: "mmap", bytes, source })?;
         Ok(Self { base: base.cast(), bytes: size.get(), fd })
     }

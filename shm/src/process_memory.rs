@@ -6,19 +6,27 @@
 //! needs no right to trace the client. Each access is one system call, which copies: what is not mapped (any more) is an error,
 //! never a signal. A write reaches pages that the client has meanwhile made read-only to itself, as it does where an adapter has
 //! them pinned.
+//!
+//! No access waits for the client: of memory whose page faults the client serves itself (userfaultfd), a page that is missing is an
+//! error as well, since the kernel does not let such an access wait. (A FUSE file that the client has mapped is another matter.)
+//!
+//! Where the client shares memory with others anyway, the daemon may map it as well, without a copy: [`ProcessMemory::open_shared`].
 
 use std::fs;
 use std::hint;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::stat::fstat;
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, open, openat};
+use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::statfs::{FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::{pread, pwrite};
+
+use crate::vma::{Maps, Vma};
 
 /// Why a client's memory can't be reached.
 #[derive(thiserror::Error, Debug)]
@@ -117,6 +125,30 @@ impl Drop for Turn<'_> {
 pub struct ProcessMemory {
     mem: OwnedFd,
     turns: AtomicTurns,
+    /// `None` if we may not look into the process.
+    layout: Option<Layout>,
+}
+
+/// What tells where a process has what.
+#[derive(Debug)]
+struct Layout {
+    /// `/proc/pid`: of this process for ever, though the number may be used anew.
+    folder: OwnedFd,
+    maps: Maps,
+}
+
+impl Layout {
+    /// Of the process `pid`, if that is the one whose `mem` has the identity `mem`.
+    fn open(pid: u32, mem: (u64, u64)) -> Option<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = open(Path::new(&format!("/proc/{pid}")), flags, Mode::empty()).ok()?;
+        let found = fstatat(&folder, "mem", AtFlags::empty()).ok()?;
+        if (found.st_dev, found.st_ino) != mem {
+            return None;
+        }
+        let maps = Maps::open_at(folder.as_fd()).ok()?;
+        Some(Self { folder, maps })
+    }
 }
 
 impl ProcessMemory {
@@ -144,7 +176,30 @@ impl ProcessMemory {
         if OFlag::from_bits_retain(flags) & OFlag::O_ACCMODE != OFlag::O_RDWR {
             return Err(AdoptError::NotReadWrite { pid });
         }
-        Ok(Self { mem, turns })
+        Ok(Self { mem, turns, layout: Layout::open(pid, (given.st_dev, given.st_ino)) })
+    }
+
+    /// The process's mapping that `addr` is in, or the next above it; `None` if there is none, or we may not look.
+    pub fn mapping_at_or_above(&self, addr: u64) -> Option<Vma> {
+        self.layout.as_ref()?.maps.at_or_above(addr).ok()?
+    }
+
+    /// The file behind a shared mapping that [`mapping_at_or_above`](Self::mapping_at_or_above) told of, for us to map too.
+    ///
+    /// `None` unless it is memory (a file of tmpfs or hugetlbfs, among them `MAP_ANONYMOUS`, SysV and POSIX shared memory: no page
+    /// fault on it waits for a disk or for somebody's server), the process itself may read and write it, it is still what is
+    /// mapped there, and we have the right (`CAP_CHECKPOINT_RESTORE`).
+    pub fn open_shared(&self, vma: &Vma) -> Option<OwnedFd> {
+        if !(vma.shared && vma.readable && vma.writable && vma.inode != 0) {
+            return None;
+        }
+        let Layout { folder, maps } = self.layout.as_ref()?;
+        let name = format!("map_files/{:x}-{:x}", vma.start, vma.end);
+        let file = openat(folder, name.as_str(), OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+        const MEMORY: [FsType; 2] = [TMPFS_MAGIC, HUGETLBFS_MAGIC];
+        let is_memory = MEMORY.contains(&fstatfs(&file).ok()?.filesystem_type());
+        let is_the_same = fstat(&file).ok()?.st_ino == vma.inode && maps.at(vma.start).ok()? == Some(*vma);
+        (is_memory && is_the_same).then_some(file)
     }
 
     /// Copies bytes out of the process.
@@ -244,6 +299,50 @@ mod tests {
         // SAFETY: the first page, likewise.
         unsafe { munmap(base, 4096) }.unwrap();
         assert_eq!(memory.read(addr, &mut [0; 1]), Err(NotMapped));
+    }
+
+    #[test]
+    fn shared_memory_is_opened_and_private_memory_is_not() {
+        use crate::guarded::GuardedMapping;
+        let size = std::num::NonZeroUsize::new(8192).unwrap();
+        let (both, one) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, ProtFlags::PROT_READ);
+        let memory = own();
+        for (protection, flags, opens) in [
+            (both, MapFlags::MAP_SHARED, true),
+            (one, MapFlags::MAP_SHARED, false),
+            (both, MapFlags::MAP_PRIVATE, false),
+        ] {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+            let base = unsafe { mmap_anonymous(None, size, protection, flags) }.unwrap();
+            let addr = base.addr().get() as u64;
+            let vma = memory.mapping_at_or_above(addr).unwrap();
+            assert!(vma.start <= addr && addr < vma.end);
+            let file = memory.open_shared(&vma);
+            assert_eq!(file.is_some(), opens, "{vma:?}");
+            if let Some(file) = file {
+                let mapped = GuardedMapping::map(file, vma.offset, vma.end - vma.start).unwrap();
+                memory.write(addr + 5000, b"shared").unwrap();
+                let mut out = [0; 6];
+                mapped.read(addr - vma.start + 5000, &mut out).unwrap();
+                assert_eq!(&out, b"shared");
+                let moved = Vma { offset: vma.offset + 4096, ..vma };
+                assert!(memory.open_shared(&moved).is_none(), "it is not what is mapped there");
+            }
+            // SAFETY: our own mapping, which nobody uses any more.
+            unsafe { munmap(base, size.get()) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn the_stack_of_another_process_is_no_part_of_ours() {
+        let mut child = Command::new("sleep").arg("5").stdout(Stdio::null()).spawn().unwrap();
+        let path = format!("/proc/{}/mem", child.id());
+        let theirs = fs::File::options().read(true).write(true).open(path).unwrap();
+        let memory = ProcessMemory::adopt(theirs.into(), child.id(), AtomicTurns::default()).unwrap();
+        assert!(memory.mapping_at_or_above(0).is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(memory.mapping_at_or_above(0).is_none(), "whoever has the number next");
     }
 
     #[test]
