@@ -109,7 +109,9 @@ fn device_limits(attr: &DeviceAttr) -> Fields {
         .add("max_srq", attr.max_srq)
         .add("max_srq_wr", attr.max_srq_wr)
         .add("max_srq_sge", attr.max_srq_sge)
-        .add("num_comp_vectors", attr.num_comp_vectors);
+        .add("num_comp_vectors", attr.num_comp_vectors)
+        .add("max_ah", attr.max_ah)
+        .add("max_mcast_attach", attr.max_mcast_attach);
     limits
 }
 

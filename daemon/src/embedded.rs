@@ -31,6 +31,7 @@ use engine::{Shard, Time};
 use pmd::{
     Clock, Eal, EalConfig, EalError, MemoryMode, PortError, RegisteredThread, RingPairConfig, RingPairError, ring_pair,
 };
+use shm::clock::DeviceClock;
 use shm::control::{CallError, Endpoint, Reply, Request, Stats};
 use shm::socket;
 use shm::wake::WakeFd;
@@ -87,6 +88,7 @@ pub fn engine_config(device_name: &str) -> EngineConfig {
         limits: Limits { user_share_percent: 100, ..Limits::default() },
         transport: TransportConfig::default(),
         process_memory: ProcessMemoryPolicy::Everybody,
+        clock: DeviceClock::Private,
     }
 }
 
@@ -167,7 +169,7 @@ thread_local! {
 }
 
 impl PolledNode {
-    /// An engine of one shard over `ports`, with one queue pair each. `config.ports` and `config.shard_count` are replaced.
+    /// An engine of one shard over `ports`, with one queue pair each. `config.ports`, `config.shard_count` and `config.clock` are replaced.
     ///
     /// # Errors
     /// [`EmbeddedError::Engine`], [`EmbeddedError::Os`].

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use engine::config::EngineConfig;
 use nix::sys::prctl;
 use pmd::{Clock, Eal, LcoreError};
+use shm::clock::DeviceClock;
 use shm::wake::WakeFd;
 use thiserror::Error;
 
@@ -104,12 +105,18 @@ impl Assembly {
             open_ports.push(open);
             queues.iter_mut().zip(pairs).for_each(|(lcore, pair)| lcore.push(pair));
         }
+        config.clock = device_clock(clock);
         let config = Arc::new(config);
         let mut handovers = handovers.into_iter();
         let lcores = (0..config.shard_count).zip(queues);
         let lcores = lcores.map(|(id, queues)| Lcore::new(id, &config, clock, queues, handovers.next())).collect();
         Ok(Self { config, lcores, ports: open_ports })
     }
+}
+
+/// How clients read the lcores' clock.
+fn device_clock(clock: Clock) -> DeviceClock {
+    clock.tsc().map_or(DeviceClock::Private, |(origin, ns_per_tick)| DeviceClock::Tsc { origin, ns_per_tick })
 }
 
 /// The running lcores of an engine. Dropping it stops them.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use shm::attr::{GidEntry, GidType};
+use shm::clock::DeviceClock;
 use wire::{Frame, Gid, MacAddr, PathMtu, VlanTag};
 
 /// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
@@ -323,6 +324,8 @@ pub struct EngineConfig {
     pub transport: TransportConfig,
     /// Whose processes may register any memory they have.
     pub process_memory: ProcessMemoryPolicy,
+    /// How clients read the clock that the engine is driven by.
+    pub clock: DeviceClock,
 }
 
 #[cfg(test)]

@@ -28,6 +28,17 @@ impl Clock {
         Self { origin: now(), ns_per_tick: u64::try_from(ns_per_tick).unwrap_or(u64::MAX) }
     }
 
+    /// What the time-stamp counter said when the clock was made, and the nanoseconds in a tick, times 2^32: what another process needs
+    /// to read the clock. `None` on processors whose counter this does not read.
+    #[must_use]
+    pub fn tsc(&self) -> Option<(u64, u64)> {
+        #[cfg(target_arch = "x86_64")]
+        let found = Some((self.origin, self.ns_per_tick));
+        #[cfg(not(target_arch = "x86_64"))]
+        let found = None;
+        found
+    }
+
     /// Nanoseconds since the clock was made.
     #[cfg(target_arch = "x86_64")]
     #[inline]

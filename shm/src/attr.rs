@@ -1,7 +1,10 @@
 //! Verbs attribute types, with the numeric values of `infiniband/verbs.h`, so that a C ABI over them is a plain copy.
 
 use serde::{Deserialize, Serialize};
+
 use wire::{Gid, MacAddr};
+
+use crate::clock::DeviceClock;
 
 /// Implements the few operations that a set of flag bits needs.
 macro_rules! flag_set {
@@ -282,6 +285,21 @@ impl From<WrOpcode> for WcOpcode {
     }
 }
 
+coded_enum! {
+    /// The network header that a datagram came with (IBTA A17.4.5.1). It is the first 40 bytes of the receive: an IPv4 header is the
+    /// last 20 of them. Codes are the kernel's (`rdma_network_type`).
+    NetworkHeader {
+        /// No datagram.
+        None = 0, "none";
+        /// RoCE v1: a GRH.
+        Grh = 1, "GRH";
+        /// RoCE v2 over IPv4.
+        Ipv4 = 2, "IPv4";
+        /// RoCE v2 over IPv6.
+        Ipv6 = 3, "IPv6";
+    }
+}
+
 flag_set! {
     /// Flags of a completion (`ibv_wc_flags`).
     WcFlags(u16) {
@@ -534,6 +552,12 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
     /// Completion vectors: lcores that serve QPs.
     pub num_comp_vectors: u32,
+    /// Address handles in the engine.
+    pub max_ah: u32,
+    /// Attachments of QPs to multicast groups in the engine: one group may have them all.
+    pub max_mcast_attach: u32,
+    /// What [`crate::layout::Cqe::timestamp_ns`] counts, and how it is read.
+    pub clock: DeviceClock,
 }
 
 /// State of a port (`ibv_port_attr`, the fields that mean something here).

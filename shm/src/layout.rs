@@ -21,7 +21,7 @@
 //! +28   u32 inline_bytes                +8    u32 length, bytes              +24   u32 src_qpn
 //! +32   u64 compare_add                 +12   u32 lkey                       +28   u32 vendor_err
 //! +40   u64 swap                                                             +32   u64 timestamp_ns
-//! +48   SGEs or inline data                                                  +40   u16 pkey_index, u8 sl, 5 zero
+//! +48   SGEs or inline data                                                  +40   u16 pkey_index, u8 sl, u8 network, 4 zero
 //!                                                                            +48   u64 zero
 //!                                                                            +56   u32 zero
 //!                                                                            +60   u32 sequence
@@ -215,6 +215,8 @@ pub struct Cqe {
     pub pkey_index: u16,
     /// Service level.
     pub sl: u8,
+    /// Raw [`crate::attr::NetworkHeader`] (UD).
+    pub network: u8,
 }
 
 impl Cqe {
@@ -234,6 +236,7 @@ impl Cqe {
             timestamp_ns: w[4],
             pkey_index: w[5] as u16,
             sl: (w[5] >> 16) as u8,
+            network: (w[5] >> 24) as u8,
         }
     }
 
@@ -246,7 +249,7 @@ impl Cqe {
             self.imm as u64 | (self.qpn as u64) << 32,
             self.src_qpn as u64 | (self.vendor_err as u64) << 32,
             self.timestamp_ns,
-            self.pkey_index as u64 | (self.sl as u64) << 16,
+            self.pkey_index as u64 | (self.sl as u64) << 16 | (self.network as u64) << 24,
             0,
             (sequence as u64) << 32,
         ]

@@ -11,6 +11,7 @@
 //! * [`mapping`]: sealed memfd memory and bounded, reference-free access to it.
 //! * [`guarded`]: mappings of files that somebody else may truncate.
 //! * [`vma`]: what lies where in a process's address space.
+//! * [`clock`]: the engine's clock, read by its clients.
 //! * [`process_memory`]: any memory of a client's process, by system calls.
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
 //! * [`segment`]: blocks for rings out of a few large mappings.
@@ -20,6 +21,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail by panic"))]
 
 pub mod attr;
+pub mod clock;
 pub mod control;
 pub mod copy_crc;
 pub mod doorbell;
@@ -37,4 +39,4 @@ pub mod wake;
 /// Version of everything in this crate that two processes must agree on.
 ///
 /// A client says it first; the daemon refuses any other value with a sentence that names both.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use ferroce::{AddressHandle, Gid};
 
 use crate::abi::*;
+use crate::cq::priority_of;
 use crate::entry::{self, Failure};
 use crate::events::InUse;
 use crate::memory::PdObject;
@@ -96,7 +97,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
                 hop_limit: 64,
                 ..ibv_global_route::default()
             },
-            sl: wc.sl,
+            sl: priority_of(wc.sl),
             is_global: 1,
             port_num,
             ..ibv_ah_attr::default()

@@ -135,7 +135,7 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_wq: None,
         modify_wq: None,
         create_wq: None,
-        query_rt_values: None,
+        query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq::create_cq_ex),
         priv_: ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),

@@ -5,8 +5,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use ferroce::{CompletionChannel, CompletionQueue, CqInit, WorkCompletion};
+use ferroce::{CompletionChannel, CompletionQueue, CqInit, NetworkHeader, WorkCompletion};
 use nix::errno::Errno;
 use nix::libc;
 
@@ -17,8 +18,10 @@ use crate::events::{InUse, Table, Unacknowledged, lock};
 
 /// Completions taken in one go. Few: an array for them is made ready at each poll, and most polls find none.
 const BATCH: usize = 4;
-/// `IBV_WC_STANDARD_FLAGS`: fields of a completion that can be read. Timestamps, VLANs, flow tags and tag matching can't.
+/// `IBV_WC_STANDARD_FLAGS`: fields of a completion that can always be read. VLANs, flow tags and tag matching can't.
 const WC_FLAGS: u64 = 0x7f;
+/// `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP` and `_WALLCLOCK`: where the engine's clock can be read.
+const WC_TIMESTAMPS: u64 = 1 << 7 | 1 << 11;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, `_IGNORE_OVERRUN`: both promises of the program, which need nothing of us.
 const CREATE_FLAGS: u32 = 3;
 
@@ -202,7 +205,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if attr.comp_mask & !KNOWN != 0 || flags & !CREATE_FLAGS != 0 {
             return Err(entry::INVALID);
         }
-        if attr.wc_flags & !WC_FLAGS != 0 {
+        // SAFETY: the caller's promise.
+        let has_clock = unsafe { ContextObject::session(context) }?.context.clock_ns().is_some();
+        let offered = if has_clock { WC_FLAGS | WC_TIMESTAMPS } else { WC_FLAGS };
+        if attr.wc_flags & !offered != 0 {
             return Err(entry::NOT_OFFERED);
         }
         let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
@@ -349,9 +355,31 @@ fn completion_of(completion: &WorkCompletion) -> ibv_wc {
         wc_flags: c_uint::from(completion.flags.0),
         pkey_index: completion.pkey_index,
         slid: 0,
-        sl: completion.sl,
+        sl: service_level(completion),
         dlid_path_bits: 0,
     }
+}
+
+/// What the service level of a datagram says on RoCE: after the adapters that most programs are used to (mlx5), bit 3 and the kind of
+/// network header, which is all that some programs (UCX 1.13) have to find the addresses in it; behind it, in the upper half, the
+/// priority of the VLAN tag. [`priority_of`] takes it apart.
+#[inline]
+fn service_level(completion: &WorkCompletion) -> u8 {
+    let header = match completion.network {
+        NetworkHeader::None => return completion.sl,
+        NetworkHeader::Grh => 0,
+        NetworkHeader::Ipv6 => 1,
+        NetworkHeader::Ipv4 => 2,
+    };
+    completion.sl << 4 | ROCE_LEVEL | header
+}
+
+/// Marks a service level that is of a datagram's completion.
+const ROCE_LEVEL: u8 = 8;
+
+/// The priority that a program means by a service level: one of its own, 0 to 7, or that of a completion, to answer with.
+pub(crate) const fn priority_of(service_level: u8) -> u8 {
+    if service_level & ROCE_LEVEL != 0 { service_level >> 4 } else { service_level }
 }
 
 /// A CQ with its functions for field-by-field reading.
@@ -374,11 +402,11 @@ fn readers(base: ibv_cq) -> ibv_cq_ex {
         read_slid: Some(read_slid),
         read_sl: Some(read_sl),
         read_dlid_path_bits: Some(read_dlid_path_bits),
-        read_completion_ts: None,
+        read_completion_ts: Some(read_completion_ts),
         read_cvlan: None,
         read_flow_tag: None,
         read_tm_info: None,
-        read_completion_wallclock_ns: None,
+        read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
     }
 }
 
@@ -458,6 +486,39 @@ read! {
     read_src_qp -> u32: |completion| completion.src_qpn.value();
     read_wc_flags -> c_uint: |completion| c_uint::from(completion.flags.0);
     read_slid -> u32: |_| 0;
-    read_sl -> u8: |completion| completion.sl;
+    read_sl -> u8: service_level;
     read_dlid_path_bits -> u8: |_| 0;
+    read_completion_ts -> u64: |completion| completion.timestamp_ns;
+}
+
+/// When the current completion was made, ns since 1970: as long ago as the engine's clock says.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    let made = || -> Option<u64> {
+        // SAFETY: called between `start_poll` and `end_poll`, on a CQ of ours.
+        let made_ns = unsafe { read_completion_ts(cq) };
+        // SAFETY: likewise.
+        let object = unsafe { CqObject::of(cq.cast()) }.ok()?;
+        let age_ns = object.session.context.clock_ns()?.saturating_sub(made_ns);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+        u64::try_from(now.as_nanos()).ok()?.checked_sub(age_ns)
+    };
+    made().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_level_of_a_datagram_says_what_header_it_came_with_and_its_priority() {
+        let level = |network, sl| service_level(&WorkCompletion { network, sl, ..WorkCompletion::default() });
+        assert_eq!(level(NetworkHeader::Ipv4, 0), 0xa);
+        assert_eq!(level(NetworkHeader::Ipv6, 0), 0x9);
+        assert_eq!(level(NetworkHeader::Grh, 0), 0x8);
+        assert_eq!(level(NetworkHeader::None, 0), 0);
+        for sl in 0..8 {
+            assert_eq!(priority_of(level(NetworkHeader::Ipv4, sl)), sl);
+            assert_eq!(priority_of(sl), sl);
+        }
+    }
 }

@@ -12,7 +12,7 @@ use nix::libc;
 use crate::abi::*;
 use crate::builder::{self, Builder};
 use crate::context::Session;
-use crate::cq::CqObject;
+use crate::cq::{CqObject, priority_of};
 use crate::entry::{self, Failure};
 use crate::events::{InUse, Unacknowledged, lock};
 use crate::memory::PdObject;
@@ -260,7 +260,7 @@ pub(crate) fn path_of(attr: &ibv_ah_attr) -> AhAttr {
         flow_label: attr.grh.flow_label & 0xf_ffff,
         hop_limit: attr.grh.hop_limit,
         traffic_class: attr.grh.traffic_class,
-        sl: attr.sl,
+        sl: priority_of(attr.sl),
         port_num: attr.port_num,
     }
 }

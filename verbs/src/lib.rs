@@ -94,9 +94,10 @@ pub use wr::{RecvWr, SendWr, WorkCompletion};
 pub use xrc::{XrcDomain, XrcReceiver, XrcdInit};
 
 pub use shm::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
-    SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, NetworkHeader, PortAttr, QpAttr, QpAttrMask, QpCap,
+    QpState, QpType, SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
+pub use shm::clock::DeviceClock;
 pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};
 pub use shm::control::{AsyncEvent, CallError};
 pub use shm::layout::Sge;

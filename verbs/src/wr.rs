@@ -4,7 +4,9 @@ use shm::layout::{Cqe, SendWqe, Sge};
 use shm::ring::Body;
 use wire::Qpn;
 
-use crate::{AddressHandle, MemoryWindow, MwBind, PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::{
+    AddressHandle, MemoryWindow, MwBind, NetworkHeader, PostError, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode,
+};
 
 /// The data of a send work request, borrowed until it is posted.
 #[derive(Clone, Copy, Debug)]
@@ -265,8 +267,10 @@ pub struct WorkCompletion {
     pub timestamp_ns: u64,
     /// Index of the P_Key (UD).
     pub pkey_index: u16,
-    /// Service level.
+    /// Service level: of a datagram with a VLAN tag the tag's priority (UD).
     pub sl: u8,
+    /// The network header that it came with (UD).
+    pub network: NetworkHeader,
 }
 
 impl WorkCompletion {
@@ -316,6 +320,7 @@ impl Default for WorkCompletion {
             timestamp_ns: 0,
             pkey_index: 0,
             sl: 0,
+            network: NetworkHeader::None,
         }
     }
 }
@@ -336,6 +341,7 @@ impl From<Cqe> for WorkCompletion {
             timestamp_ns: cqe.timestamp_ns,
             pkey_index: cqe.pkey_index,
             sl: cqe.sl,
+            network: NetworkHeader::from_code(cqe.network).unwrap_or(NetworkHeader::None),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use shm::attr::{
     AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpCap, QpState, QpType, WrOpcode,
 };
+use shm::clock::DeviceClock;
 use shm::control::post_mortem::{
     FailedRequest, LastNak, PathSeen, PeerAttr, PostMortem, PostMortemSummary, Psns, RefusedAccess, Retries, Rtt,
 };
@@ -59,6 +60,9 @@ fn device() -> DeviceAttr {
         max_memory_bytes: 1 << 38,
         phys_port_cnt: 2,
         num_comp_vectors: 2,
+        max_ah: 65_536,
+        max_mcast_attach: 4_096,
+        clock: DeviceClock::Private,
     }
 }
 

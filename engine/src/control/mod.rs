@@ -31,7 +31,7 @@ use wire::PathMtu;
 
 use crate::command::{Answer, Command, Shards};
 use crate::config::{EngineConfig, PortConfig, eui64};
-use crate::mcast::McastTable;
+use crate::mcast::{ATTACHMENTS_MAX, McastTable};
 use crate::mr::MrTable;
 use crate::slab::IndexAllocator;
 use crate::time::Time;
@@ -399,6 +399,9 @@ impl Control {
             max_memory_bytes: limits.memory_bytes,
             phys_port_cnt: self.config.ports.len() as u8,
             num_comp_vectors: u32::from(self.config.shard_count),
+            max_ah: limits.max_ah,
+            max_mcast_attach: ATTACHMENTS_MAX as u32,
+            clock: self.config.clock,
         }
     }
 

@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use shm::attr::{QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use shm::attr::{NetworkHeader, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::layout::Cqe;
 use wire::buf::{Dest, TxBatch};
-use wire::{Bth, DethRepr, Frame, NakCode, PathTemplate, Qkey, Qpn};
+use wire::{Bth, DethRepr, Frame, NakCode, Network, PathTemplate, Qkey, Qpn};
 
 use super::requester::ExtBytes;
 use super::responder::{BAD_RECEIVE, Refusal};
@@ -210,9 +210,20 @@ impl Qp {
             imm: imm.map_or(0, |imm| u32::from_ne_bytes(imm.data.to_be_bytes())),
             src_qpn: frame.deth().map_or(0, |deth| deth.src_qpn.value()),
             sl: frame.vlan().map_or(0, |tag| tag.pcp),
+            network: network_header(frame).code(),
             ..Cqe::default()
         };
         self.complete(env, self.recv_cq, cqe, frame.bth().solicited);
         Ok(())
+    }
+}
+
+/// What the client is told of the header that a datagram came with.
+#[inline]
+const fn network_header(frame: &Frame<'_>) -> NetworkHeader {
+    match frame.network() {
+        Network::Ipv4 => NetworkHeader::Ipv4,
+        Network::Ipv6 => NetworkHeader::Ipv6,
+        Network::Grh => NetworkHeader::Grh,
     }
 }

@@ -10,6 +10,7 @@ use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemor
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
 use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WcStatus};
+use shm::clock::DeviceClock;
 use shm::control::{Reply, Request};
 use shm::doorbell::DoorbellPage;
 use shm::layout::{Cqe, QueueShape, SendWqe, Sge};
@@ -99,6 +100,7 @@ impl Host {
             limits: options.limits,
             transport: options.transport,
             process_memory: options.process_memory,
+            clock: DeviceClock::Private,
         });
         let shards = (0..options.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..options.shard_count).map(|_| Arc::new(WakeFd::new().unwrap())).collect();

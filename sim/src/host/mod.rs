@@ -18,6 +18,7 @@ use engine::counters::{PortCounters, ShardCounters};
 use engine::{Shard, Time};
 use rand::Rng;
 use shm::attr::GidType;
+use shm::clock::DeviceClock;
 use shm::control::Endpoint;
 use shm::mapping::Mapping;
 use shm::segment::BlockAddress;
@@ -180,6 +181,7 @@ impl Host {
             limits: limits(),
             transport: settings.transport,
             process_memory: ProcessMemoryPolicy::Everybody,
+            clock: DeviceClock::Private,
         });
         let shards = (0..settings.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..settings.shard_count).map(|_| WakeFd::new().map(Arc::new)).collect::<io::Result<_>>()?;
