@@ -63,8 +63,10 @@ fn install() {
 
 /// Only atomics, `mmap` and `sigaction`: what may be called in a signal handler.
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a valid structure, and for SIGBUS of an access it has the address.
-    let addr = unsafe { (*info).si_addr() }.addr();
+    // SAFETY: the kernel gives a valid structure.
+    let given = unsafe { &*info };
+    // SAFETY: for SIGBUS of an access it has the address.
+    let addr = unsafe { given.si_addr() }.addr();
     for slot in &SLOTS {
         // PAIRS WITH: the release store of `end` in `Guard::new`: `start` is of the same mapping.
         let end = slot.end.load(Acquire);
