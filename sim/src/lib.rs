@@ -9,6 +9,7 @@
 //! * [`world`]: what happens in which order.
 //! * [`run`]: a run in its phases: faults, then none and everything must come to its end, then silence.
 //! * [`flow`]: what workloads ask of a network of many hosts, and what it tells of it.
+//! * [`workload`]: flows by pattern, by chance and by published distributions.
 //! * [`swarm`]: settings of a run, all drawn from its seed.
 //! * [`trace`], [`capture`]: what a run leaves: a hash, and the frames for a sniffer.
 //!
@@ -31,6 +32,7 @@ pub mod run;
 pub mod swarm;
 pub mod trace;
 mod violation;
+pub mod workload;
 pub mod world;
 
 pub use violation::Violation;

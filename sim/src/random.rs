@@ -22,6 +22,8 @@ pub enum StreamOf {
     Guest(u8),
     /// Settings of such applications: what they are does not change the rest of the run's settings.
     GuestSettings,
+    /// A workload: its number in the scenario.
+    Workload(u8),
 }
 
 impl StreamOf {
@@ -33,6 +35,7 @@ impl StreamOf {
             Self::Conversation(number) => (3, number),
             Self::Guest(number) => (4, number),
             Self::GuestSettings => (5, 0),
+            Self::Workload(number) => (6, number),
         };
         kind << 8 | u64::from(number)
     }
