@@ -2,10 +2,10 @@
 //! workloads, which make them up, and the statistics, which look on.
 
 use engine::Time;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The operation that moves a flow's bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowOp {
     /// RDMA WRITE, posted by the source.
@@ -79,7 +79,7 @@ pub struct QueueSample {
 }
 
 /// What all hosts, links and switches have counted since the start of the run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct NetworkTotals {
     /// Frames put on links, by hosts and switches.
     pub frames: u64,

@@ -10,6 +10,7 @@
 //! * [`run`]: a run in its phases: faults, then none and everything must come to its end, then silence.
 //! * [`flow`]: what workloads ask of a network of many hosts, and what it tells of it.
 //! * [`workload`]: flows by pattern, by chance and by published distributions.
+//! * [`stats`]: completion times, slowdowns, rates, queues and fairness, from what a network tells.
 //! * [`swarm`]: settings of a run, all drawn from its seed.
 //! * [`trace`], [`capture`]: what a run leaves: a hash, and the frames for a sniffer.
 //!
@@ -29,6 +30,7 @@ pub mod host;
 pub mod link;
 pub mod random;
 pub mod run;
+pub mod stats;
 pub mod swarm;
 pub mod trace;
 mod violation;
