@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
-use wire::Qpn;
+use wire::{MacAddr, Qpn};
 
 use crate::config::PortConfig;
 use crate::counters::{PortCounters, ShardCounters};
@@ -119,6 +119,17 @@ pub enum Command {
         ip: IpAddr,
         /// The VLAN of the address of ours that is to reach it.
         vlan: Option<u16>,
+    },
+    /// Fixes a neighbour's MAC: it is neither asked for nor changed by what comes in. Every shard has a table of its own.
+    FixNeighbour {
+        /// Port, from 0.
+        port: u8,
+        /// Its address.
+        ip: IpAddr,
+        /// The VLAN of the address of ours that is to reach it.
+        vlan: Option<u16>,
+        /// Its MAC.
+        mac: MacAddr,
     },
     /// Takes an address handle: resolves the path of its address vector.
     AddAh {

@@ -217,7 +217,6 @@ impl NeighTable {
 
     /// Fixes a neighbour's MAC: it is neither asked for nor changed. Returns its index, or `None` if the table is full of
     /// neighbours in use.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the configuration names no static neighbours yet"))]
     pub(crate) fn insert_static(&mut self, key: NeighKey, mac: MacAddr) -> Option<u32> {
         let slot = match self.find(key) {
             Some(slot) => slot,

@@ -14,7 +14,7 @@ const SNAP_BYTES: u32 = 1 << 16;
 /// Power of ten of the time stamps' unit: nanoseconds.
 const NANOSECONDS: u8 = 9;
 
-/// A capture of both hosts' ports, in memory: a run that ends well throws it away.
+/// A capture of all hosts' ports, in memory: a run that ends well throws it away.
 pub struct Capture {
     writer: PcapNgWriter<Vec<u8>>,
 }
@@ -24,7 +24,7 @@ impl Capture {
     ///
     /// # Errors
     /// None in practice: it writes to memory.
-    pub fn new(host_count: u8) -> PcapResult<Self> {
+    pub fn new(host_count: u16) -> PcapResult<Self> {
         let mut writer = PcapNgWriter::new(Vec::new())?;
         for host in 0..host_count {
             let name = format!("host{host}");
@@ -42,7 +42,7 @@ impl Capture {
     ///
     /// # Errors
     /// None in practice: it writes to memory.
-    pub fn add(&mut self, at: Time, sender: u8, frame: &[u8], comment: Option<&str>) -> PcapResult<()> {
+    pub fn add(&mut self, at: Time, sender: u16, frame: &[u8], comment: Option<&str>) -> PcapResult<()> {
         let options =
             comment.map(|comment| EnhancedPacketOption::Comment(Cow::Borrowed(comment))).into_iter().collect();
         let block = EnhancedPacketBlock {

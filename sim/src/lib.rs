@@ -28,6 +28,7 @@ pub mod capture;
 pub mod flow;
 pub mod host;
 pub mod link;
+pub mod network;
 pub mod random;
 pub mod run;
 pub mod stats;

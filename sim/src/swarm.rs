@@ -85,6 +85,7 @@ fn draw_host(s: &mut Stream) -> HostSettings {
         tx_queue_frames: s.random_range(1..=256),
         turn_ns: s.random_range(200..=2 * US),
         is_polled: s.random(),
+        ..HostSettings::default()
     }
 }
 

@@ -103,7 +103,8 @@ impl World {
     fn set_up(seed: u64, settings: &WorldSettings, captures: bool) -> Checked<Self> {
         let host = |number: u8| {
             let stream = stream(seed, StreamOf::Host(number));
-            Host::new(number, settings.hosts[usize::from(number)], settings.link.mtu, stream).or_say("making a host")
+            Host::new(u16::from(number), settings.hosts[usize::from(number)], settings.link.mtu, stream)
+                .or_say("making a host")
         };
         let direction = |number: u8| {
             let (rules, faults) = (settings.rules[usize::from(number)].clone(), settings.faults[usize::from(number)]);
@@ -120,7 +121,7 @@ impl World {
             conversations.push(made);
         }
         let guests = Self::invite(seed, settings, &hosts)?;
-        let capture = captures.then(|| Capture::new(HOST_COUNT as u8)).transpose().or_say("making a capture")?;
+        let capture = captures.then(|| Capture::new(HOST_COUNT as u16)).transpose().or_say("making a capture")?;
         let mut world = Self {
             agenda: Agenda::default(),
             hosts,
@@ -514,11 +515,11 @@ impl World {
         let kept = self.capture.is_some().then(|| frame.clone());
         self.trace.add_frame(now, host as u8, &frame);
         let outcome = self.directions[host].carry(now, frame);
-        self.trace.add(outcome.deliveries.len() as u64);
+        self.trace.add(outcome.deliveries.iter().flatten().count() as u64);
         if let (Some(capture), Some(frame)) = (&mut self.capture, kept) {
-            capture.add(now, host as u8, &frame, outcome.note).or_say("capturing")?;
+            capture.add(now, host as u16, &frame, outcome.note).or_say("capturing")?;
         }
-        for delivery in outcome.deliveries {
+        for delivery in outcome.deliveries.into_iter().flatten() {
             self.agenda.push(delivery.at, Event::Arrived { host: 1 - host, frame: delivery.frame });
         }
         self.send_next(host);

@@ -62,6 +62,7 @@ impl Shard {
                 removed.map_or(Answer::Missing, |entry| Answer::Mr(Box::new(entry)))
             }
             Command::QueryNeighbour { port, ip, vlan } => self.query_neighbour(port, NeighKey { ip, vlan }),
+            Command::FixNeighbour { port, ip, vlan, mac } => self.fix_neighbour(port, NeighKey { ip, vlan }, mac),
             Command::AddAh { key, pd, attr } => match self.env.add_ah(key, pd, &attr, &self.attr_limits()) {
                 Ok(()) => Answer::Done,
                 Err(error) => Answer::Refused(error),

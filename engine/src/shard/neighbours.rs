@@ -58,6 +58,14 @@ impl Shard {
         state.neighbours.query(now, key).map_or(Answer::Missing, Answer::Neighbour)
     }
 
+    /// Fixes a neighbour's MAC; paths that wait for it are ready then.
+    pub(super) fn fix_neighbour(&mut self, port: u8, key: NeighKey, mac: MacAddr) -> Answer {
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
+        let Some(neighbour) = state.neighbours.insert_static(key, mac) else { return Answer::Missing };
+        self.refresh_paths(port, neighbour);
+        Answer::Done
+    }
+
     #[inline]
     pub(super) fn transmit_neighbour_packets<T: TxBatch>(&mut self, port: u8, tx: &mut T) {
         let now = self.env.now;

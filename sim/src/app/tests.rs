@@ -9,7 +9,9 @@ use crate::random::{StreamOf, stream};
 
 /// A conversation with nothing to do, and one SEND and one WRITE of side 0 made out to be on their way.
 fn conversation() -> Conversation {
-    let host = |number| Host::new(number, HostSettings::default(), 1_500, stream(1, StreamOf::Host(number))).unwrap();
+    let host = |number: u8| {
+        Host::new(u16::from(number), HostSettings::default(), 1_500, stream(1, StreamOf::Host(number))).unwrap()
+    };
     let settings = ConversationSettings::new([Vec::new(), Vec::new()]);
     let hosts = [host(0), host(1)];
     let stream = stream(1, StreamOf::Conversation(0));

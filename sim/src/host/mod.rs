@@ -45,6 +45,10 @@ pub struct HostSettings {
     pub tx_burst: usize,
     /// Frames that the device takes before it has sent one.
     pub tx_queue_frames: usize,
+    /// Link speed, Mbit/s; 0 = unknown.
+    pub speed_mbps: u32,
+    /// Room for objects.
+    pub size: EngineSize,
     /// From one turn to the next while there is work, ns.
     pub turn_ns: u64,
     /// Clients drive the engine, as an embedded one; else it sleeps until a doorbell wakes it, as a daemon's.
@@ -59,15 +63,45 @@ impl Default for HostSettings {
             rx_burst: 32,
             tx_burst: 32,
             tx_queue_frames: 256,
+            speed_mbps: 0,
+            size: EngineSize::default(),
             turn_ns: 1_000,
             is_polled: false,
         }
     }
 }
 
-/// Limits of a simulated engine: more than any run asks for, and quick to set up.
-fn limits() -> Limits {
-    Limits { max_qp: 256, max_cq: 256, max_srq: 64, max_mr: 4_096, max_neighbour: 16, ..Limits::default() }
+/// How much a host's engine has room for. Tables are made at the start, so that a network of many hosts has small ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineSize {
+    /// QPs of a shard, and as many CQs.
+    pub qps: u32,
+    /// Memory regions.
+    pub regions: u32,
+    /// Neighbours.
+    pub neighbours: u32,
+}
+
+impl Default for EngineSize {
+    /// More than any run of two hosts asks for, and quick to set up.
+    fn default() -> Self {
+        Self { qps: 256, regions: 4_096, neighbours: 16 }
+    }
+}
+
+impl EngineSize {
+    fn limits(self) -> Limits {
+        Limits {
+            max_qp: self.qps,
+            max_cq: self.qps,
+            max_srq: 64,
+            max_mr: self.regions,
+            max_neighbour: self.neighbours,
+            // A host has one user.
+            user_share_percent: 100,
+            ..Limits::default()
+        }
+    }
 }
 
 /// A host of the simulation. A clone is another handle to it.
@@ -82,6 +116,8 @@ struct Inner {
     rx: Vec<VecDeque<Vec<u8>>>,
     /// Frames that the device has to send.
     tx: VecDeque<Vec<u8>>,
+    /// Frames that it has taken, and not sent yet.
+    waiting_frames: usize,
     sessions: BTreeMap<u32, Session>,
     /// All shards are asleep: a doorbell writes to their eventfds.
     is_asleep: bool,
@@ -131,17 +167,25 @@ impl Shards for Engine {
     }
 }
 
-fn mac(number: u8) -> MacAddr {
-    MacAddr([2, 0, 0, 0, 0, number + 1])
+/// MAC address of a host.
+pub fn mac(number: u16) -> MacAddr {
+    let [high, low] = (number + 1).to_be_bytes();
+    MacAddr([2, 0, 0, 0, high, low])
+}
+
+/// IPv4 address of a host.
+pub fn ipv4(number: u16) -> IpAddr {
+    let [high, low] = (number + 1).to_be_bytes();
+    IpAddr::from([10, 0, high, low])
 }
 
 /// GIDs of a host.
 pub const GID_COUNT: u8 = 6;
 
 /// IPv4, IPv6 and link-local; IPv4 and IPv6 in a VLAN; IPv6 with RoCEv1.
-fn addresses(number: u8) -> [PortAddress; GID_COUNT as usize] {
-    let v4 = PortAddress::from(IpAddr::from([10, 0, 0, number + 1]));
-    let v6 = PortAddress::from(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(number) + 1]));
+fn addresses(number: u16) -> [PortAddress; GID_COUNT as usize] {
+    let v4 = PortAddress::from(ipv4(number));
+    let v6 = PortAddress::from(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number + 1]));
     let vlan = Some(77);
     let v1 = PortAddress { gid_type: GidType::RoceV1, ..v6 };
     [v4, v6, PortAddress::link_local(mac(number)), PortAddress { vlan, ..v4 }, PortAddress { vlan, ..v6 }, v1]
@@ -158,18 +202,18 @@ impl Host {
         self.lock().control.ports()[usize::from(PORT)].addresses[1].ip
     }
 
-    /// Host `number` with address 10.0.0.`number + 1` and its counterparts of every kind: [`GID_COUNT`] GIDs. Its memory keys come from `stream`.
+    /// Host `number` with the address [`ipv4`] says and its counterparts of every kind: [`GID_COUNT`] GIDs. Its memory keys come from `stream`.
     ///
     /// # Errors
     /// What the operating system says: too many open files.
-    pub fn new(number: u8, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
+    pub fn new(number: u16, settings: HostSettings, mtu: u16, mut stream: Stream) -> io::Result<Self> {
         let port = PortConfig {
             active: true,
             mac: mac(number),
             addresses: addresses(number).to_vec(),
             interface_mtu: mtu,
             answers_arp: true,
-            speed_mbps: 0,
+            speed_mbps: settings.speed_mbps,
             driver: "sim".to_owned(),
             kernel_interface: None,
         };
@@ -178,7 +222,7 @@ impl Host {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             shard_count: settings.shard_count,
             ports: vec![port],
-            limits: limits(),
+            limits: settings.size.limits(),
             transport: settings.transport,
             process_memory: ProcessMemoryPolicy::Everybody,
             clock: DeviceClock::Private,
@@ -193,6 +237,7 @@ impl Host {
             engine: Engine { shards, wakes, now: Time::ZERO },
             rx,
             tx: VecDeque::new(),
+            waiting_frames: 0,
             sessions: BTreeMap::new(),
             is_asleep: false,
             is_called: false,
@@ -251,6 +296,26 @@ impl Host {
     /// Has a turn come though no doorbell says so: shared memory was changed in other ways.
     pub fn poke(&self) {
         self.lock().is_called = true;
+    }
+
+    /// Tells every shard a neighbour's MAC.
+    ///
+    /// # Errors
+    /// The neighbour that there is no room for.
+    pub fn fix_neighbour(&self, ip: IpAddr, mac: MacAddr) -> Result<(), String> {
+        let Inner { engine, settings, .. } = &mut *self.lock();
+        for shard in 0..settings.shard_count {
+            match engine.command(shard, Command::FixNeighbour { port: PORT, ip, vlan: None, mac }) {
+                Answer::Done => {}
+                _ => return Err(format!("no room for the neighbour {ip}: there may be {}", settings.size.neighbours)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says how many frames wait in a device's queues behind the host's own: the engine fills both up to its limit.
+    pub fn set_waiting(&self, frames: usize) {
+        self.lock().waiting_frames = frames;
     }
 
     /// True if some QP waits for room in the device's queue.
@@ -338,8 +403,7 @@ impl Inner {
             is_busy |= self.turn_shard(id);
         }
         self.turn_control();
-        let waits =
-            self.engine.shards.iter().any(Shard::wants_transmit) && self.tx.len() < self.settings.tx_queue_frames;
+        let waits = self.room() > 0 && self.engine.shards.iter().any(Shard::wants_transmit);
         let next_at = if is_busy || waits || self.rx.iter().any(|queue| !queue.is_empty()) {
             self.engine.now.add_ns(self.settings.turn_ns)
         } else {
@@ -364,7 +428,13 @@ impl Inner {
         due.max(self.engine.now.add_ns(self.settings.turn_ns))
     }
 
+    /// Frames that the device takes.
+    fn room(&self) -> usize {
+        self.settings.tx_queue_frames.saturating_sub(self.tx.len() + self.waiting_frames)
+    }
+
     fn turn_shard(&mut self, id: usize) -> bool {
+        let room = self.settings.tx_burst.min(self.room());
         let Self { engine, rx, tx, settings, sessions, .. } = self;
         let now = engine.now;
         let shard = &mut engine.shards[id];
@@ -374,7 +444,6 @@ impl Inner {
         }
         let rung = shard.handle_doorbells(now);
         let fired = shard.handle_timers(now);
-        let room = settings.tx_burst.min(settings.tx_queue_frames.saturating_sub(tx.len()));
         let mut batch = VecBatch::new(room);
         let flushed = shard.counters().flushed_wqes;
         let sent = shard.poll_transmit(now, PORT, &mut batch);

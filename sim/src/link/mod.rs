@@ -93,8 +93,8 @@ pub struct LinkCounters {
 /// What a direction did to a frame.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// Arrivals, none if it was lost.
-    pub deliveries: Vec<Delivery>,
+    /// Arrivals: none if it was lost, two if it was duplicated.
+    pub deliveries: [Option<Delivery>; 2],
     /// What was done to it, for the capture.
     pub note: Option<&'static str>,
 }
@@ -102,7 +102,7 @@ pub struct Outcome {
 impl Outcome {
     fn lost(counter: &mut u64, note: &'static str) -> Self {
         *counter += 1;
-        Self { deliveries: Vec::new(), note: Some(note) }
+        Self { deliveries: [None, None], note: Some(note) }
     }
 }
 
@@ -235,7 +235,7 @@ impl Direction {
     fn deliver(&mut self, now: Time, frame: Vec<u8>, note: Option<&'static str>) -> Outcome {
         let at = self.arrival(now);
         self.counters.delivered += 1;
-        Outcome { deliveries: vec![Delivery { at, frame }], note }
+        Outcome { deliveries: [Some(Delivery { at, frame }), None], note }
     }
 
     fn deliver_twice(&mut self, now: Time, frame: Vec<u8>) -> Outcome {
@@ -244,14 +244,14 @@ impl Direction {
         self.counters.duplicated += 1;
         self.counters.delivered += 2;
         let copy = Delivery { at: late, frame: frame.clone() };
-        Outcome { deliveries: vec![Delivery { at, frame }, copy], note: Some("duplicated") }
+        Outcome { deliveries: [Some(Delivery { at, frame }), Some(copy)], note: Some("duplicated") }
     }
 
     fn hold_back(&mut self, now: Time, frame: Vec<u8>, ns: u64) -> Outcome {
         self.counters.reordered += 1;
         self.counters.delivered += 1;
         let at = now.add_ns(self.settings.delay_ns + ns);
-        Outcome { deliveries: vec![Delivery { at, frame }], note: Some("held back") }
+        Outcome { deliveries: [Some(Delivery { at, frame }), None], note: Some("held back") }
     }
 }
 

@@ -33,7 +33,7 @@ fn packet(opcode: wire::Opcode, ext: &[u8]) -> Vec<u8> {
 }
 
 fn times(outcome: &Outcome) -> Vec<u64> {
-    outcome.deliveries.iter().map(|delivery| delivery.at.as_ns()).collect()
+    outcome.deliveries.iter().flatten().map(|delivery| delivery.at.as_ns()).collect()
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn serialization_takes_the_overhead_into_account() {
 #[test]
 fn short_frame_is_padded_and_long_one_dropped() {
     let mut link = direction(LinkSettings { mtu: 1_500, ..LinkSettings::default() }, Faults::NONE);
-    assert_eq!(link.carry(Time::ZERO, vec![1; 42]).deliveries[0].frame.len(), 60);
-    assert_eq!(link.carry(Time::ZERO, vec![1; 1_514]).deliveries.len(), 1);
-    assert!(link.carry(Time::ZERO, vec![1; 1_515]).deliveries.is_empty());
+    assert_eq!(link.carry(Time::ZERO, vec![1; 42]).deliveries[0].as_ref().unwrap().frame.len(), 60);
+    assert_eq!(link.carry(Time::ZERO, vec![1; 1_514]).deliveries.iter().flatten().count(), 1);
+    assert_eq!(link.carry(Time::ZERO, vec![1; 1_515]).deliveries, [None, None]);
     assert_eq!(link.counters().oversize, 1);
 }
 
@@ -75,7 +75,7 @@ fn every_covered_flip_and_every_cut_is_noticed_by_the_receiver() {
     let mut good = 0;
     for n in 0..4_000 {
         let outcome = link.carry(Time::ZERO, frames[n % 2].clone());
-        let arrived = &outcome.deliveries[0].frame;
+        let arrived = &outcome.deliveries[0].as_ref().unwrap().frame;
         good += u64::from(wire::Frame::parse(arrived).is_ok_and(|frame| frame.icrc_ok()));
     }
     let counters = link.counters();
@@ -105,7 +105,7 @@ fn flapping_link_is_down_at_times_and_up_at_others() {
     let lost = link.counters().lost_in_flaps;
     assert!((3_000..7_000).contains(&lost), "{lost} of 10000");
     link.heal();
-    assert_eq!(link.carry(Time::from_ns(2_000_000), vec![0; 60]).deliveries.len(), 1);
+    assert_eq!(link.carry(Time::from_ns(2_000_000), vec![0; 60]).deliveries.iter().flatten().count(), 1);
 }
 
 #[test]
@@ -115,6 +115,6 @@ fn rule_takes_the_frames_it_names_and_no_other() {
     let stream = stream(1, StreamOf::Direction(0));
     let mut link = Direction::new(LinkSettings::default(), Faults::NONE, vec![rule], stream);
     let frames = [vec![0; 60], acknowledgement(), vec![0; 60], acknowledgement(), acknowledgement()];
-    let arrived = frames.map(|frame| link.carry(Time::ZERO, frame).deliveries.len());
+    let arrived = frames.map(|frame| link.carry(Time::ZERO, frame).deliveries.iter().flatten().count());
     assert_eq!(arrived, [1, 1, 1, 0, 1]);
 }
