@@ -198,6 +198,8 @@ pub(crate) fn mask_for_icrc(header: &mut [u8; Ipv4Repr::LEN]) {
     header.put_be16::<{ field::CHECKSUM }>(0xffff);
 }
 
+/// Offset of the traffic class.
+pub(crate) const TRAFFIC_CLASS_OFFSET: usize = field::TRAFFIC_CLASS;
 /// Offset of the total length.
 pub(crate) const TOTAL_LENGTH_OFFSET: usize = field::TOTAL_LENGTH;
 /// Offset of the checksum.

@@ -102,6 +102,48 @@ impl PathTemplate {
         copy
     }
 
+    /// The same path with another traffic class (DSCP in the top six bits, ECN in the low two) and, where frames are tagged,
+    /// another 802.1p priority: switches may change both, so the ICRC does not cover them.
+    ///
+    /// Cost: a copy of the template.
+    #[must_use]
+    pub fn with_class(&self, traffic_class: u8, pcp: u8) -> Self {
+        let mut copy = *self;
+        if self.is_tagged {
+            let control = copy.link.be16::<{ EthernetRepr::LEN }>();
+            copy.link.put_be16::<{ EthernetRepr::LEN }>(control & 0x1fff | u16::from(pcp & 7) << 13);
+        }
+        match self.network {
+            Network::Ipv4 => copy.layers.put::<{ ipv4::TRAFFIC_CLASS_OFFSET }, 1>([traffic_class]),
+            Network::Ipv6 | Network::Grh => {
+                // Version in the top four bits of the first word, the flow label in the low four and the second word.
+                let word = copy.layers.be16::<0>() & 0xf00f | u16::from(traffic_class) << 4;
+                copy.layers.put_be16::<0>(word);
+            }
+        }
+        copy.ipv4_sum = sum_words(0, &copy.layers.array::<0, { Ipv4Repr::LEN }>());
+        copy
+    }
+
+    /// Takes the ECN bits out of a frame that this template has written: of a packet that no switch shall mark.
+    #[inline]
+    pub fn clear_ecn(&self, frame: &mut [u8]) {
+        let link_len = if self.is_tagged { TAGGED_LEN } else { EthernetRepr::LEN };
+        let Some(head) = frame.get_mut(link_len..).and_then(<[u8]>::first_chunk_mut::<{ Ipv4Repr::LEN }>) else {
+            return;
+        };
+        if self.network == Network::Ipv4 {
+            let word = head.be16::<0>();
+            head.put_be16::<0>(word & !3);
+            // RFC 1624: the checksum is the complement of a sum that has become less by as much.
+            let sum = u32::from(!head.be16::<{ ipv4::CHECKSUM_OFFSET }>()) + u32::from(!(word & 3));
+            head.put_be16::<{ ipv4::CHECKSUM_OFFSET }>(!fold(sum));
+        } else {
+            let word = head.be16::<0>();
+            head.put_be16::<0>(word & !0x30);
+        }
+    }
+
     /// Bytes before the BTH.
     #[inline]
     #[must_use]

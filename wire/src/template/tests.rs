@@ -146,3 +146,31 @@ fn template_emit_leaves_the_rest_alone() {
     assert!(ipv4::header_checksum_ok(&buf[18..38]));
     assert_eq!(UdpRepr::parse(&buf[38..]).unwrap().length, 8 + 18);
 }
+
+proptest! {
+    /// A template with another class, and a frame whose ECN bits were cleared, are what a new template would have made.
+    #[test]
+    fn template_class_changes_as_if_it_had_been_made_so(
+        fields in any_fields(),
+        traffic_class in any::<u8>(),
+        pcp in 0..8_u8,
+        data in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let changed = PathFields { traffic_class, vlan: fields.vlan.map(|tag| VlanTag { pcp, ..tag }), ..fields };
+        let template = PathTemplate::new(&fields).unwrap().with_class(traffic_class, pcp);
+        prop_assert_eq!(template, PathTemplate::new(&changed).unwrap());
+
+        let mut frame = write(&fields, &bth(), &[], &data);
+        PathTemplate::new(&fields).unwrap().clear_ecn(&mut frame);
+        let without = PathFields { traffic_class: fields.traffic_class & !3, ..fields };
+        prop_assert_eq!(frame, write(&without, &bth(), &[], &data));
+    }
+}
+
+#[test]
+fn template_clears_no_ecn_of_a_frame_that_is_cut_short() {
+    let template = PathTemplate::new(&ipv4_fields()).unwrap();
+    let mut frame = [0x5a; 33];
+    template.clear_ecn(&mut frame);
+    assert_eq!(frame, [0x5a; 33]);
+}
