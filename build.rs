@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 7] =
 /// Functions exported by libdpdk that `pmd` calls.
 const FUNCTIONS: &str = "rte_(eal_(init|get_runtime_dir)|thread_(un)?register|vdev_(un)?init|version\
     |eth_dev_(info_get|get_port_by_name|get_name_by_port|configure|start|stop|close|socket_id\
-    |default_mac_addr_set|adjust_nb_rx_tx_desc)\
+    |default_mac_addr_set|adjust_nb_rx_tx_desc|flow_ctrl_get|priority_flow_ctrl_set)\
     |eth_(find_next|macaddr_get|(promiscuous|allmulticast)_enable|link_get_nowait|stats_(get|reset)|[rt]x_queue_setup|from_rings)\
     |get_tsc_hz|pktmbuf_(pool_create|free_bulk)|mempool_avail_count|ring_(create|free))";
 
@@ -104,7 +104,7 @@ fn generate_bindings(root: &Path, include_paths: &[PathBuf], out: &Path) -> Resu
         .allowlist_var(
             "RTE_(PKTMBUF_HEADROOM|MAX_ETHPORTS|ETHER_(MTU|HDR_LEN)|ETH_(LINK_UP|NAME_MAX_LEN))|SOCKET_ID_ANY",
         )
-        .allowlist_var("RING_F_S[PC]_(ENQ|DEQ)|RTE_ETH_FLOW_NONFRAG_IPV[46]_UDP")
+        .allowlist_var("RING_F_S[PC]_(ENQ|DEQ)|RTE_ETH_FLOW_NONFRAG_IPV[46]_UDP|RTE_ETH_FC_(NONE|FULL)")
         .opaque_type(OPAQUE_TYPES)
         .generate()
         .map_err(|e| format!("bindgen could not read DPDK's headers ({})", first_line(&e)))?;

@@ -14,6 +14,11 @@ uint16_t ferroce_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs
 	return rte_eth_rx_burst(port, queue, mbufs, count);
 }
 
+int ferroce_rx_queue_count(uint16_t port, uint16_t queue)
+{
+	return rte_eth_rx_queue_count(port, queue);
+}
+
 uint16_t ferroce_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count)
 {
 	return rte_eth_tx_burst(port, queue, mbufs, count);

@@ -13,6 +13,8 @@ struct rte_ring;
 
 /* rte_eth_rx_burst */
 uint16_t ferroce_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count);
+/* rte_eth_rx_queue_count: frames that wait, or a negative errno */
+int ferroce_rx_queue_count(uint16_t port, uint16_t queue);
 /* rte_eth_tx_burst */
 uint16_t ferroce_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count);
 /* rte_pktmbuf_alloc_bulk: 0, or negative and nothing allocated */

@@ -33,6 +33,7 @@ use pmd::{
 };
 use shm::clock::DeviceClock;
 use shm::control::{CallError, Endpoint, Reply, Request, Stats};
+use shm::qos::QosSettings;
 use shm::socket;
 use shm::wake::WakeFd;
 use thiserror::Error;
@@ -89,6 +90,8 @@ pub fn engine_config(device_name: &str) -> EngineConfig {
         transport: TransportConfig::default(),
         process_memory: ProcessMemoryPolicy::Everybody,
         clock: DeviceClock::Private,
+        qos: QosSettings::default(),
+        operator_uid: nix::unistd::geteuid().as_raw(),
     }
 }
 
@@ -225,6 +228,9 @@ impl Shared {
         let busy = inner.turn();
         if inner.lcore.shard().has_event() {
             inner.deliver_events();
+        }
+        while let Some(notice) = inner.lcore.shard().poll_notice() {
+            tracing::warn!("{notice}");
         }
         if inner.lcore.shard().has_mad() {
             inner.deliver_mads();

@@ -87,6 +87,12 @@ impl Handover {
         Some(port)
     }
 
+    /// How many frames wait for this lcore, but for one from each other.
+    pub(crate) fn waiting(&self) -> u32 {
+        let frames = self.from.iter().map(|inbox| inbox.len()).sum::<usize>();
+        u32::try_from(frames).unwrap_or(u32::MAX)
+    }
+
     /// True if a frame waits for this lcore.
     pub(crate) fn has_frames(&self) -> bool {
         self.left_over.iter().any(Option::is_some) || self.from.iter().any(|inbox| !inbox.is_empty())

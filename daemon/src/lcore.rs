@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::config::EngineConfig;
-use engine::{MCAST_QPN, Shard, Time, is_neighbour_packet, shard_of};
+use engine::{Backlog, MCAST_QPN, Shard, Time, is_for_all_shards, shard_of};
 use pmd::{Burst, Clock, Mbuf, QueuePair, RxQueue, TxBurst, TxQueue};
 use wire::dest_qpn;
 
@@ -24,6 +24,8 @@ struct LcorePort {
     /// Frames for other lcores whose inboxes were full. Until they are gone, nothing more is built for this port.
     waiting: Burst,
     waiting_for: [u8; Burst::CAPACITY],
+    /// Receive bursts in a row that were full.
+    full_bursts: u32,
     middleware: Option<Box<Middleware>>,
 }
 
@@ -55,6 +57,7 @@ impl Lcore {
             tx,
             waiting: Burst::new(),
             waiting_for: [0; Burst::CAPACITY],
+            full_bursts: 0,
             middleware,
         };
         let ports = queues.into_iter().map(port).collect();
@@ -100,17 +103,23 @@ impl Lcore {
         let Self { shard, ports, burst, handover, .. } = self;
         let io = &mut ports[port];
         io.rx.burst(burst);
+        let is_governed = shard.wants_backlog(port as u8);
+        if is_governed {
+            io.full_bursts = if burst.room() == 0 { io.full_bursts.saturating_add(1) } else { 0 };
+        }
         if let Some(middleware) = &mut io.middleware {
             middleware.received(burst);
         }
-        if burst.is_empty() {
-            return false;
-        }
+        let is_busy = !burst.is_empty();
+        let inbox = handover.as_ref().filter(|_| is_governed).map_or(0, Handover::waiting);
         match handover {
             None => handle_burst(shard, now, port as u8, burst),
             Some(handover) => sort_burst(shard, now, port as u8, burst, handover, counters, &io.tx),
         }
-        true
+        if is_governed {
+            shard.handle_backlog(now, port as u8, io.backlog(inbox));
+        }
+        is_busy
     }
 
     /// Frames that other lcores have put down for this one.
@@ -161,6 +170,19 @@ impl Lcore {
 }
 
 impl LcorePort {
+    /// What waits for this lcore: frames in its receive queue and in its inbox. Where the driver does not tell, the frames that came
+    /// since the queue was last found empty stand for those in it: nobody knows how many follow.
+    #[cold]
+    fn backlog(&self, inbox: u32) -> Backlog {
+        match self.rx.waiting() {
+            Some(frames) => Backlog { frames: frames.saturating_add(inbox), capacity: self.rx.slots().into() },
+            None => {
+                let taken = self.full_bursts.saturating_mul(Burst::CAPACITY as u32);
+                Backlog { frames: taken.saturating_add(inbox), capacity: u32::MAX }
+            }
+        }
+    }
+
     /// Frames between two QPs of this engine: to this shard at once, to another by its inbox.
     fn deliver_local(
         &mut self,
@@ -251,7 +273,7 @@ fn sort_burst(
             }
             continue;
         }
-        if is_multicast || is_neighbour_packet(mbuf.data()) {
+        if is_multicast || is_for_all_shards(mbuf.data()) {
             copy_to_others(shard.id(), port, mbuf.data(), handover, tx);
         }
         shard.handle_frame(now, port, mbuf.data());
@@ -259,7 +281,8 @@ fn sort_burst(
 }
 
 /// Every shard has a neighbour table of its own, and all learn of each ARP or Neighbour Discovery packet. A copy that is lost is
-/// asked for again. And every shard may have members of a multicast group.
+/// asked for again. Every shard obeys pauses; a lost one is renewed by a peer that still needs it. And every shard may have members
+/// of a multicast group.
 #[cold]
 fn copy_to_others(own: u8, port: u8, frame: &[u8], handover: &mut Handover, tx: &TxQueue) {
     for lcore in (0..handover.lcore_count()).filter(|&lcore| lcore != usize::from(own)) {
@@ -285,6 +308,9 @@ pub(crate) fn run(lcore: &mut Lcore, mailbox: &Mailbox, policy: IdlePolicy, bed:
         }
         if lcore.shard.has_event() {
             mailbox.publish_events(&mut lcore.shard);
+        }
+        if lcore.shard.has_notice() {
+            mailbox.publish_notices(&mut lcore.shard);
         }
         if lcore.shard.has_mad() {
             mailbox.publish_mads(&mut lcore.shard);

@@ -10,13 +10,16 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::ArrayQueue;
 use engine::command::{Answer, Command, Shards};
 use engine::gsi::{IncomingMad, MAD_QUEUE};
-use engine::{Event, Shard, Time};
+use engine::{Event, PauseNotice, Shard, Time};
 use shm::wake::WakeFd;
 
 use crate::idle::Alarm;
 
 /// Events that an lcore may have under way to the control thread. What does not fit stays with the shard, which counts what it loses.
 const EVENTS_MAX: usize = 1024;
+
+/// Reports for the log that an lcore may have under way.
+const NOTICES_MAX: usize = 64;
 
 /// How long the control thread polls for an answer before it sleeps between looks.
 const ANSWER_POLL: Duration = Duration::from_micros(100);
@@ -88,6 +91,7 @@ pub(crate) struct Mailbox {
     commands: ArrayQueue<Command>,
     answers: ArrayQueue<Answer>,
     events: ArrayQueue<Event>,
+    notices: ArrayQueue<PauseNotice>,
     mads: ArrayQueue<IncomingMad>,
     /// Wakes the lcore.
     alarm: Arc<Alarm>,
@@ -107,6 +111,7 @@ impl Mailbox {
             commands: ArrayQueue::new(1),
             answers: ArrayQueue::new(1),
             events: ArrayQueue::new(EVENTS_MAX),
+            notices: ArrayQueue::new(NOTICES_MAX),
             mads: ArrayQueue::new(MAD_QUEUE),
             alarm: Arc::new(Alarm::new()?),
             control,
@@ -145,6 +150,18 @@ impl Mailbox {
         {
             // This thread is the only producer, and there was room.
             let _taken = self.events.push(event);
+        }
+        self.control.wake();
+    }
+
+    /// Lcore: hands the shard's reports to the control thread, as many as fit.
+    #[cold]
+    pub(crate) fn publish_notices(&self, shard: &mut Shard) {
+        while !self.notices.is_full()
+            && let Some(notice) = shard.poll_notice()
+        {
+            // This thread is the only producer, and there was room.
+            let _taken = self.notices.push(notice);
         }
         self.control.wake();
     }
@@ -206,6 +223,11 @@ impl Mailbox {
     /// Control: an event for a client.
     pub(crate) fn take_event(&self) -> Option<Event> {
         self.events.pop()
+    }
+
+    /// Control: a report for the log.
+    pub(crate) fn take_notice(&self) -> Option<PauseNotice> {
+        self.notices.pop()
     }
 
     /// Control: a management datagram from the wire.

@@ -7,9 +7,12 @@ use std::path::PathBuf;
 use engine::command::Shards;
 use engine::config::{PortAddress, PortConfig};
 use engine::control::Control;
-use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, QueuePair, StartedPort, Vdev, VdevParseError};
+use pmd::{
+    Driver, Eal, EalError, Link, Port, PortError, PortStats, PriorityFlowControl, QueuePair, StartedPort, Vdev,
+    VdevParseError,
+};
 use shm::attr::GidType;
-use shm::control::AsyncEvent;
+use shm::control::{AsyncEvent, Reply};
 use thiserror::Error;
 use wire::MacAddr;
 
@@ -130,6 +133,8 @@ pub(crate) struct OpenPort {
     port: StartedPort,
     /// Where the kernel has the interface as well.
     kernel: Option<KernelInterface>,
+    /// What the device was asked for last.
+    flow_control: PriorityFlowControl,
 }
 
 impl OpenPort {
@@ -146,6 +151,23 @@ impl OpenPort {
         self.kernel.as_ref().map(AsFd::as_fd)
     }
 
+    /// Has the device do flow control as it is set, if it can; else the engine does it.
+    pub(crate) fn follow_qos<S: Shards>(&mut self, control: &mut Control, shards: &mut S, index: u8) {
+        let Some(settings) = control.qos_settings(index) else { return };
+        let pause_quanta = u16::try_from(settings.numbers.pfc_pause_quanta).unwrap_or(u16::MAX);
+        let wanted = PriorityFlowControl { priorities: settings.pfc_mask(), pause_quanta };
+        if wanted == self.flow_control || (wanted.priorities == 0 && self.flow_control.priorities == 0) {
+            return;
+        }
+        self.flow_control = wanted;
+        let by_device = self.port.set_priority_flow_control(wanted).unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            false
+        });
+        control.set_pfc_device(shards, index, by_device);
+        tracing::info!(port = index + 1, by = control.pfc_by(index).word(), "priority flow control");
+    }
+
     /// What the port is now, if it is another than is `known`.
     fn changed(&mut self, known: &PortConfig) -> Option<PortConfig> {
         let mut now = known.clone();
@@ -157,6 +179,17 @@ impl OpenPort {
             }
         }
         (now != *known).then_some(now)
+    }
+}
+
+/// Quality of service was set: asks the devices, and has the reply say who does flow control now.
+pub(crate) fn follow_qos<S: Shards>(ports: &mut [OpenPort], control: &mut Control, shards: &mut S, reply: &mut Reply) {
+    let Reply::Qos(set) = reply else { return };
+    for qos in set {
+        let index = qos.port_num.saturating_sub(1);
+        let Some(port) = ports.get_mut(usize::from(index)) else { continue };
+        port.follow_qos(control, shards, index);
+        qos.pfc_by = control.pfc_by(index);
     }
 }
 
@@ -286,7 +319,7 @@ impl PortIo {
             kernel.read(&mut config);
         }
         let queues = port.take_queue_pairs().into_iter().map(|pair| (pair, None)).collect();
-        Ok(Self { config, queues, open: OpenPort { port, kernel } })
+        Ok(Self { config, queues, open: OpenPort { port, kernel, flow_control: PriorityFlowControl::default() } })
     }
 
     fn add_middleware(&mut self, setup: &PortSetup) -> Result<(), OpenError> {

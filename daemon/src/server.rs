@@ -15,7 +15,7 @@ use shm::socket;
 use shm::wake::WakeFd;
 
 use crate::control_socket::ControlSocket;
-use crate::port::{OpenPort, follow_ports};
+use crate::port::{OpenPort, follow_ports, follow_qos};
 use crate::session::{Answer, EventSocket, add_device_stats, answer, entropy, set_nonblocking};
 use crate::threads::Lcores;
 
@@ -104,13 +104,16 @@ impl Server {
     /// A server without clients. `wake` is the eventfd that the lcores ring.
     pub(crate) fn new(
         config: Arc<engine::config::EngineConfig>,
-        lcores: Lcores,
-        ports: Vec<OpenPort>,
+        mut lcores: Lcores,
+        mut ports: Vec<OpenPort>,
         clock: Clock,
         wake: Arc<WakeFd>,
         listener: Option<ControlSocket>,
     ) -> Self {
-        let control = Control::new(config, entropy(), Time::from_ns(clock.now_ns()));
+        let mut control = Control::new(config, entropy(), Time::from_ns(clock.now_ns()));
+        for (port, index) in ports.iter_mut().zip(0..) {
+            port.follow_qos(&mut control, &mut lcores.mailboxes, index);
+        }
         let all_told = ports.iter().all(|port| port.change_fd().is_some());
         Self {
             next_link_poll: (!all_told).then(Instant::now),
@@ -290,7 +293,11 @@ impl Server {
             }
             add_device_stats(ports, stats);
         };
+        let sets_qos = matches!(request, Request::SetQos { .. });
         let mut answer = answer(control, &mut lcores.mailboxes, session, now, (request, fds), more_stats);
+        if sets_qos {
+            follow_qos(ports, control, &mut lcores.mailboxes, &mut answer.reply);
+        }
         let events = answer.events.take();
         let Some(client) = self.clients.get_mut(&session) else { return false };
         if events.is_some() {
@@ -371,6 +378,9 @@ impl Server {
                 if let Some(events) = events {
                     events.send(event.session, &event.event);
                 }
+            }
+            while let Some(notice) = mailbox.take_notice() {
+                tracing::warn!("{notice}");
             }
         }
     }

@@ -52,6 +52,13 @@ impl Env {
         Ok(())
     }
 
+    /// Priorities of a port are others now: handles find their lanes anew.
+    pub(crate) fn refresh_ahs(&mut self, port: u8) {
+        for ah in self.ahs.0.iter_mut().flatten().filter(|ah| ah.path.port() == port) {
+            ah.path.refresh(&self.ports);
+        }
+    }
+
     /// Removes an address handle; false if there is none with this key.
     pub(crate) fn remove_ah(&mut self, key: u32) -> bool {
         let place = self.ahs.0.get_mut((key >> TAG_BITS) as usize);

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
+use shm::qos::QosSettings;
 use wire::{MacAddr, Qpn};
 
 use crate::config::PortConfig;
@@ -17,6 +18,7 @@ use crate::mr::MrEntry;
 use crate::mr::window::Window;
 use crate::neigh::Neighbour;
 use crate::post_mortem::BreakRecord;
+use crate::qos::QosState;
 use crate::qp::Qp;
 use crate::qp::state::ModifyError;
 use crate::srq::Srq;
@@ -186,6 +188,20 @@ pub enum Command {
     },
     /// Reads the counters.
     Counters,
+    /// Replaces the quality of service of a port; what it was goes back in the answer.
+    SetQos {
+        /// Which, from 0.
+        port: u8,
+        /// What it is now.
+        settings: Box<QosSettings>,
+        /// The device asks its peer for pauses, not the shard.
+        pauses_by_device: bool,
+    },
+    /// Reads what a shard knows of a port's priorities.
+    QueryQos {
+        /// Which, from 0.
+        port: u8,
+    },
 }
 
 /// What a shard answers.
@@ -226,6 +242,10 @@ pub enum Answer {
     Port(Box<PortConfig>),
     /// Counters of the shard, and of each port as this shard saw it.
     Counters(Box<(ShardCounters, Vec<PortCounters>)>),
+    /// The quality of service of a port before.
+    QosSettings(Box<QosSettings>),
+    /// What a shard knows of a port's priorities.
+    Qos(Box<QosState>),
 }
 
 /// How the control side reaches the shards: by mailboxes to other threads, or directly.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use shm::attr::{GidEntry, GidType};
 use shm::clock::DeviceClock;
+use shm::qos::QosSettings;
 use wire::{Frame, Gid, MacAddr, PathMtu, VlanTag};
 
 /// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
@@ -326,6 +327,10 @@ pub struct EngineConfig {
     pub process_memory: ProcessMemoryPolicy,
     /// How clients read the clock that the engine is driven by.
     pub clock: DeviceClock,
+    /// Quality of service that every port starts with.
+    pub qos: QosSettings,
+    /// The user who may change settings, beside root.
+    pub operator_uid: u32,
 }
 
 #[cfg(test)]

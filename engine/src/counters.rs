@@ -51,6 +51,12 @@ counters! {
         ndp_address_conflict,
         /// Frames of a VLAN in which the port has no address.
         rx_unknown_vlan,
+        /// PFC frames received, obeyed or not.
+        rx_pfc_frames,
+        /// PAUSE frames for the whole link received: not obeyed.
+        rx_link_pause_frames,
+        /// PFC frames sent.
+        tx_pfc_frames,
         /// Frames of other protocols: not ours.
         rx_other_packets,
         /// Frames cut short, or whose lengths contradict each other.
@@ -87,6 +93,36 @@ counters! {
         tx_mad_packets,
         /// Management datagrams not sent: too many at a time, no such path, or the neighbour does not answer.
         tx_lost_mad_packets,
+    }
+}
+
+counters! {
+    /// What one shard saw of a priority of a port. Pauses are counted by the first shard.
+    PriorityCounters {
+        /// RoCE packets received.
+        rx_packets,
+        /// Bytes of their frames.
+        rx_bytes,
+        /// RoCE packets sent out of the port.
+        tx_packets,
+        /// Bytes of their frames.
+        tx_bytes,
+        /// PFC frames received that name the priority.
+        rx_pause,
+        /// Of those, the ones that were not obeyed: the priority has no flow control, or its pauses are ignored after a storm.
+        rx_pause_ignored,
+        /// Times that the priority was paused while it was not.
+        rx_pause_transition,
+        /// Nanoseconds for which it was paused, without a pause that is not over yet.
+        rx_pause_duration_ns,
+        /// PFC frames sent that name the priority.
+        tx_pause,
+        /// Times that the peer was told to pause it while it was not.
+        tx_pause_transition,
+        /// Storms: pauses that did not end within `pfc_watchdog_ms`.
+        pause_storm,
+        /// Suspected deadlocks: paused both ways, and nothing came or went for `pfc_watchdog_ms`.
+        pause_deadlock,
     }
 }
 

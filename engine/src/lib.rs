@@ -27,6 +27,7 @@ mod neigh;
 mod pacer;
 mod path;
 pub mod post_mortem;
+mod qos;
 mod qp;
 mod ready;
 mod shard;
@@ -39,7 +40,8 @@ pub use cause::ErrorCause;
 pub use events::Event;
 pub use mcast::MCAST_QPN;
 pub use neigh::{Neighbour, is_neighbour_packet};
-pub use shard::Shard;
+pub use qos::{Backlog, PauseNotice, PauseTrouble, QosState};
+pub use shard::{Shard, is_for_all_shards};
 pub use time::Time;
 
 use wire::Qpn;

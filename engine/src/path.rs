@@ -12,6 +12,7 @@ use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag, source_port_f
 use crate::config::PortAddress;
 use crate::neigh::{NeighKey, NextHop};
 use crate::post_mortem::PathFacts;
+use crate::qos::Lane;
 use crate::qp::state::ModifyError;
 use crate::shard::PortState;
 use crate::shard_of;
@@ -41,6 +42,7 @@ pub(crate) struct Path {
     /// Port, from 0.
     port: u8,
     is_resolved: bool,
+    lane: Lane,
     /// Of its own, or picked by the address vector's flow label.
     udp_src_port: u16,
     ah: AhAttr,
@@ -78,7 +80,17 @@ impl Path {
                 Hop::Neighbour(port.neighbours.acquire(key).ok_or(ModifyError::NeighbourTableFull)?)
             }
         };
-        let mut path = Self { template, ours, peer, hop, port: index, is_resolved: false, udp_src_port, ah: *ah };
+        let mut path = Self {
+            template,
+            ours,
+            peer,
+            hop,
+            port: index,
+            is_resolved: false,
+            lane: Lane::INSIDE,
+            udp_src_port,
+            ah: *ah,
+        };
         path.refresh(ports);
         Ok(path)
     }
@@ -90,7 +102,7 @@ impl Path {
         }
     }
 
-    /// Builds the headers anew from what is known of the port and the neighbour now.
+    /// Builds the headers anew, and finds the lane, from what is known of the port and the neighbour now.
     pub(crate) fn refresh(&mut self, ports: &[PortState]) {
         let Some(port) = ports.get(usize::from(self.port)) else { return };
         let mac = match self.hop {
@@ -100,6 +112,13 @@ impl Path {
         };
         let mut fields = path_fields(&self.ah, &self.ours, self.peer, port.config.mac, self.udp_src_port);
         fields.dst_mac = mac.unwrap_or(MacAddr::ZERO);
+        self.lane = match self.hop {
+            Hop::Local => Lane::INSIDE,
+            Hop::Group(_) | Hop::Neighbour(_) => {
+                let pcp = self.ours.vlan.map(|_| self.ah.sl);
+                Lane::of_priority(port.qos.map().priority(self.ah.traffic_class, pcp))
+            }
+        };
         let template = PathTemplate::new(&fields);
         self.is_resolved = mac.is_some() && template.is_some();
         if let Some(template) = template {
@@ -141,6 +160,12 @@ impl Path {
     #[inline]
     pub(crate) fn is_resolved(&self) -> bool {
         self.is_resolved
+    }
+
+    /// The lane of its packets.
+    #[inline]
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
     }
 
     /// It goes by this neighbour of this port.

@@ -1,7 +1,9 @@
 //! Who has something to send. Acknowledgements, responses and requests each hold their own place, so that none can keep
-//! the others from the wire.
+//! the others from the wire; and so does each lane, so that one that is paused costs the others nothing.
 
 use std::collections::VecDeque;
+
+use crate::qos::{Lane, LaneSet};
 
 /// Kinds of output, as bits of a QP's `scheduled`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,17 +19,45 @@ pub(crate) enum Output {
     Flush = 8,
 }
 
-/// A queue of QP indices for each kind of output. A QP is in a queue at most once: its `scheduled` bits say so.
+impl Output {
+    const ALL: [Self; 4] = [Self::Ack, Self::Response, Self::Request, Self::Flush];
+}
+
+/// The queues of one kind of output.
+#[derive(Debug, Default)]
+struct LaneQueues {
+    lanes: [VecDeque<u32>; Lane::COUNT],
+    /// Lanes in which somebody waits.
+    occupied: LaneSet,
+}
+
+impl LaneQueues {
+    fn remove(&mut self, index: u32) {
+        for lane in self.occupied.iter() {
+            let queue = &mut self.lanes[lane.index()];
+            queue.retain(|&i| i != index);
+            if queue.is_empty() {
+                self.occupied = self.occupied.without(lane.set());
+            }
+        }
+    }
+}
+
+/// A queue of QP indices for each kind of output and each lane. A QP is in one queue of each kind at most: its `scheduled` bits
+/// say whether, its lane says which.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyQueues {
-    acks: VecDeque<u32>,
-    responses: VecDeque<u32>,
-    requests: VecDeque<u32>,
-    flushes: VecDeque<u32>,
+    acks: LaneQueues,
+    responses: LaneQueues,
+    requests: LaneQueues,
+    flushes: LaneQueues,
+    /// Whose turn it is in a lane that has both.
+    is_requests_turn: bool,
 }
 
 impl ReadyQueues {
-    fn queue(&mut self, output: Output) -> &mut VecDeque<u32> {
+    #[inline]
+    fn queues(&mut self, output: Output) -> &mut LaneQueues {
         match output {
             Output::Ack => &mut self.acks,
             Output::Response => &mut self.responses,
@@ -38,48 +68,151 @@ impl ReadyQueues {
 
     /// Makes room for `count` QPs; the only allocation.
     pub(crate) fn grow(&mut self, count: usize) {
-        for output in [Output::Ack, Output::Response, Output::Request, Output::Flush] {
-            let queue = self.queue(output);
-            queue.reserve(count.saturating_sub(queue.len()));
+        for output in Output::ALL {
+            for queue in &mut self.queues(output).lanes {
+                queue.reserve(count.saturating_sub(queue.len()));
+            }
         }
     }
 
     /// Puts a QP at the end of a queue unless its bit says that it is there.
     #[inline]
-    pub(crate) fn schedule(&mut self, output: Output, index: u32, scheduled: &mut u8) {
+    pub(crate) fn schedule(&mut self, output: Output, lane: Lane, index: u32, scheduled: &mut u8) {
         if *scheduled & output as u8 == 0 {
             *scheduled |= output as u8;
-            self.queue(output).push_back(index);
+            let queues = self.queues(output);
+            queues.occupied = queues.occupied.or(lane.set());
+            queues.lanes[lane.index()].push_back(index);
         }
     }
 
     /// The QP whose turn it is. The caller clears its bit.
     #[inline]
-    pub(crate) fn pop(&mut self, output: Output) -> Option<u32> {
-        self.queue(output).pop_front()
+    pub(crate) fn pop(&mut self, output: Output, lane: Lane) -> Option<u32> {
+        let queues = self.queues(output);
+        let queue = &mut queues.lanes[lane.index()];
+        let index = queue.pop_front();
+        if queue.is_empty() {
+            queues.occupied = queues.occupied.without(lane.set());
+        }
+        index
     }
 
     /// Puts a QP back at the front: there was no room for its packet. The caller sets its bit.
     #[inline]
-    pub(crate) fn put_back(&mut self, output: Output, index: u32) {
-        self.queue(output).push_front(index);
+    pub(crate) fn put_back(&mut self, output: Output, lane: Lane, index: u32) {
+        let queues = self.queues(output);
+        queues.occupied = queues.occupied.or(lane.set());
+        queues.lanes[lane.index()].push_front(index);
     }
 
-    /// QPs in a queue.
+    /// Lanes in which acknowledgements wait.
     #[inline]
-    pub(crate) fn len(&mut self, output: Output) -> usize {
-        self.queue(output).len()
+    pub(crate) fn acks(&self) -> LaneSet {
+        self.acks.occupied
+    }
+
+    /// Lanes in which responses or requests wait.
+    #[inline]
+    pub(crate) fn data(&self) -> LaneSet {
+        self.responses.occupied.or(self.requests.occupied)
+    }
+
+    /// Responses and requests of a lane take turns.
+    #[inline]
+    pub(crate) fn pick_data(&mut self, lane: Lane) -> Output {
+        let has_responses = self.responses.occupied.contains(lane);
+        let has_both = has_responses && self.requests.occupied.contains(lane);
+        let is_request = if has_both { self.is_requests_turn } else { !has_responses };
+        self.is_requests_turn = !is_request;
+        if is_request { Output::Request } else { Output::Response }
+    }
+
+    /// A lane in which a QP waits that has something to flush.
+    #[inline]
+    pub(crate) fn flush_lane(&self) -> Option<Lane> {
+        self.flushes.occupied.first()
     }
 
     /// Forgets a QP.
     pub(crate) fn remove(&mut self, index: u32) {
-        for output in [Output::Ack, Output::Response, Output::Request, Output::Flush] {
-            self.queue(output).retain(|&i| i != index);
+        Output::ALL.into_iter().for_each(|output| self.queues(output).remove(index));
+    }
+
+    /// A QP has changed its lane: it goes to the end of its queues there.
+    pub(crate) fn change_lane(&mut self, lane: Lane, index: u32, scheduled: u8) {
+        for output in Output::ALL.into_iter().filter(|&output| scheduled & output as u8 != 0) {
+            self.queues(output).remove(index);
+            self.schedule(output, lane, index, &mut { 0 });
         }
     }
 
-    /// True if nobody waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.acks.is_empty() && self.responses.is_empty() && self.requests.is_empty() && self.flushes.is_empty()
+    /// Any number of QPs have changed their lanes: all go where they belong now.
+    pub(crate) fn sort_anew(&mut self, lane_of: impl Fn(u32) -> Lane) {
+        for output in Output::ALL {
+            for lane in self.queues(output).occupied.iter() {
+                for _ in 0..self.queues(output).lanes[lane.index()].len() {
+                    let Some(index) = self.pop(output, lane) else { break };
+                    self.schedule(output, lane_of(index), index, &mut { 0 });
+                }
+            }
+        }
+    }
+
+    /// True if somebody waits who may go on: in a lane that is open, or to be flushed.
+    pub(crate) fn has_work(&self, open: LaneSet) -> bool {
+        let waiting = self.acks().or(self.data());
+        !waiting.and(open).is_empty() || !self.flushes.occupied.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(priority: u8) -> Lane {
+        Lane::of_priority(priority)
+    }
+
+    #[test]
+    fn lanes_that_changed_are_sorted_anew_in_order() {
+        let mut ready = ReadyQueues::default();
+        for index in 0..6 {
+            ready.schedule(Output::Request, lane(0), index, &mut 0);
+        }
+        ready.sort_anew(|index| lane((index % 2) as u8 * 3));
+        let drain = |ready: &mut ReadyQueues, lane| -> Vec<u32> {
+            std::iter::from_fn(|| ready.pop(Output::Request, lane)).collect()
+        };
+        assert_eq!(drain(&mut ready, lane(0)), [0, 2, 4]);
+        assert_eq!(drain(&mut ready, lane(3)), [1, 3, 5]);
+        assert!(!ready.has_work(LaneSet::ALL));
+    }
+
+    #[test]
+    fn responses_and_requests_take_turns_where_both_wait() {
+        let mut ready = ReadyQueues::default();
+        for index in 0..2 {
+            ready.schedule(Output::Response, lane(1), index, &mut 0);
+            ready.schedule(Output::Request, lane(1), index, &mut 0);
+        }
+        let turns: Vec<_> = std::iter::from_fn(|| {
+            let output = (!ready.data().is_empty()).then(|| ready.pick_data(lane(1)))?;
+            ready.pop(output, lane(1)).map(|_| output)
+        })
+        .collect();
+        assert_eq!(turns, [Output::Response, Output::Request, Output::Response, Output::Request]);
+    }
+
+    #[test]
+    fn a_lane_change_takes_a_qp_along_and_nobody_else() {
+        let mut ready = ReadyQueues::default();
+        let mut scheduled = 0;
+        ready.schedule(Output::Ack, lane(2), 7, &mut scheduled);
+        ready.schedule(Output::Request, lane(2), 7, &mut scheduled);
+        ready.schedule(Output::Request, lane(2), 8, &mut 0);
+        ready.change_lane(lane(5), 7, scheduled);
+        assert_eq!((ready.acks(), ready.pop(Output::Ack, lane(5))), (lane(5).set(), Some(7)));
+        assert_eq!((ready.pop(Output::Request, lane(2)), ready.pop(Output::Request, lane(5))), (Some(8), Some(7)));
     }
 }

@@ -167,7 +167,7 @@ impl Claim {
 }
 
 /// DPDK's convention: zero or positive is success, negative an errno.
-fn check(code: c_int) -> Result<c_int, Errno> {
+pub(crate) fn check(code: c_int) -> Result<c_int, Errno> {
     if code < 0 { Err(Errno::from_raw(code.wrapping_neg())) } else { Ok(code) }
 }
 
@@ -271,14 +271,14 @@ impl Port {
         let plan = Plan::new(&self, config)?;
         let pools = plan.pools(&self.name)?;
         let devices = device_lock();
-        let steps = || -> Result<(), (&'static str, Errno)> {
-            self.set_up_queues(&plan, &pools)?;
+        let steps = || -> Result<u16, (&'static str, Errno)> {
+            let rx_slots = self.set_up_queues(&plan, &pools)?;
             self.apply_settings(config)?;
             // SAFETY: a configured port, claimed by this value, with every queue set up.
             check(unsafe { ffi::rte_eth_dev_start(self.claim.0) }).map_err(|errno| ("start", errno))?;
-            Ok(())
+            Ok(rx_slots)
         };
-        steps().map_err(|(step, errno)| PortError::Refused { name: self.name.clone(), step, errno })?;
+        let rx_slots = steps().map_err(|(step, errno)| PortError::Refused { name: self.name.clone(), step, errno })?;
         self.started = true;
         drop(devices);
         let mac = config.mac.unwrap_or(self.facts.mac);
@@ -287,14 +287,15 @@ impl Port {
         let queue_pairs = (0..plan.queue_pairs)
             .zip(pools)
             .map(|(queue, (rx_pool, tx_pool))| QueuePair {
-                rx: RxQueue::new(shared.clone(), index, queue, rx_pool),
+                rx: RxQueue::new(shared.clone(), index, queue, rx_pool, rx_slots),
                 tx: TxQueue::new(shared.clone(), index, queue, tx_pool, plan.min_frame_bytes, plan.max_frame_bytes),
             })
             .collect();
         Ok(StartedPort { running: shared, queue_pairs })
     }
 
-    fn set_up_queues(&self, plan: &Plan, pools: &[(Mempool, Mempool)]) -> Result<(), (&'static str, Errno)> {
+    /// Returns the slots of each receive queue.
+    fn set_up_queues(&self, plan: &Plan, pools: &[(Mempool, Mempool)]) -> Result<u16, (&'static str, Errno)> {
         let index = self.claim.0;
         // SAFETY: all-zero is the documented default of this plain C structure.
         let mut device: ffi::rte_eth_conf = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -325,7 +326,7 @@ impl Port {
             check(unsafe { ffi::rte_eth_tx_queue_setup(index, queue, tx_descriptors, socket, std::ptr::null()) })
                 .map_err(|errno| ("set up a TX queue", errno))?;
         }
-        Ok(())
+        Ok(rx_descriptors)
     }
 
     fn apply_settings(&self, config: &PortConfig) -> Result<(), (&'static str, Errno)> {
@@ -523,6 +524,15 @@ impl StartedPort {
     #[must_use]
     pub fn kernel_interface(&self) -> Option<&str> {
         self.running.port.kernel_interface()
+    }
+
+    /// Its number.
+    pub(crate) fn index(&self) -> u16 {
+        self.running.port.claim.0
+    }
+
+    pub(crate) fn refused(&self, step: &'static str, errno: Errno) -> PortError {
+        PortError::Refused { name: self.name().to_owned(), step, errno }
     }
 
     /// The link's state now; down when the driver does not tell.

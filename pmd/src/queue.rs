@@ -24,6 +24,7 @@ pub struct RxQueue {
     port: u16,
     queue: u16,
     pool: Mempool,
+    slots: u16,
     unjoinable_count: u64,
     /// Keeps the port running.
     _running: Arc<Running>,
@@ -31,8 +32,8 @@ pub struct RxQueue {
 }
 
 impl RxQueue {
-    pub(crate) fn new(running: Arc<Running>, port: u16, queue: u16, pool: Mempool) -> Self {
-        Self { port, queue, pool, unjoinable_count: 0, _running: running, not_sync: PhantomData }
+    pub(crate) fn new(running: Arc<Running>, port: u16, queue: u16, pool: Mempool, slots: u16) -> Self {
+        Self { port, queue, pool, slots, unjoinable_count: 0, _running: running, not_sync: PhantomData }
     }
 
     /// Appends received frames to `burst`, as many as there are and fit; returns how many.
@@ -54,6 +55,22 @@ impl RxQueue {
             self.join_segments(burst);
         }
         burst.len() - start
+    }
+
+    /// Frames that have come and wait to be taken; `None` if the driver does not tell.
+    ///
+    /// *Cost*: one call into DPDK.
+    #[inline]
+    #[must_use]
+    pub fn waiting(&self) -> Option<u32> {
+        // SAFETY: the port runs while `_running` lives, and has this queue; the callee only reads what the owner may read.
+        u32::try_from(unsafe { ffi::ferroce_rx_queue_count(self.port, self.queue) }).ok()
+    }
+
+    /// How many frames can wait, where the driver goes by what it was configured with.
+    #[must_use]
+    pub fn slots(&self) -> u16 {
+        self.slots
     }
 
     /// Makes every frame of the burst one segment, without those that cannot be.

@@ -14,6 +14,7 @@ use crate::attr::{
     AccessFlags, AhAttr, DeviceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr,
 };
 use crate::layout::QueueShape;
+use crate::qos::{PortQos, QosChange};
 use crate::segment::BlockAddress;
 
 /// Largest encoded message, bytes.
@@ -297,6 +298,19 @@ pub enum Request {
         /// The QP.
         qpn: u32,
     },
+    /// Quality of service of a port, or of all: [`Reply::Qos`]. Any client may ask.
+    ShowQos {
+        /// The port; `None` = all.
+        port_num: Option<u8>,
+    },
+    /// Changes the quality of service of a port, or of all, at once: [`Reply::Qos`] with what it is now. For the daemon's own user
+    /// and root; `EINVAL`, and nothing changed, if the change is not legal for all of the ports.
+    SetQos {
+        /// The port; `None` = all.
+        port_num: Option<u8>,
+        /// What changes.
+        change: Box<QosChange>,
+    },
 }
 
 /// What the daemon answers.
@@ -453,6 +467,8 @@ pub enum Reply {
         /// Its lcore.
         shard: u8,
     },
+    /// Quality of service of the ports asked for.
+    Qos(Vec<PortQos>),
 }
 
 /// Counters of a daemon: names as in the kernel where one exists there (`docs/counters.md`).

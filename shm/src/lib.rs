@@ -16,6 +16,7 @@
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
 //! * [`segment`]: blocks for rings out of a few large mappings.
 //! * [`ring`], [`doorbell`]: the data path.
+//! * [`qos`]: quality of service of a port.
 //! * [`control`], [`socket`]: requests, replies and events, and their transport over a UNIX socket.
 #![deny(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail by panic"))]
@@ -30,6 +31,7 @@ pub mod inode;
 pub mod layout;
 pub mod mapping;
 pub mod process_memory;
+pub mod qos;
 pub mod ring;
 pub mod segment;
 pub mod socket;

@@ -22,10 +22,8 @@ pub enum StreamOf {
     Guest(u8),
     /// Settings of such applications: what they are does not change the rest of the run's settings.
     GuestSettings,
-<<<<<<< HEAD
     /// A workload: its number in the scenario.
     Workload(u8),
-=======
     /// Memory keys of a host of a network.
     Node(u16),
     /// Faults of one direction of a network's link.
@@ -34,7 +32,6 @@ pub enum StreamOf {
     Switch(u16),
     /// What the applications of a network draw: PSNs, bytes.
     Traffic,
->>>>>>> 1d4e432 (sim: a switch with a shared buffer, marks and pauses; topologies; hosts, links and switches on one clock)
 }
 
 /// Streams of networks are numbered from here: there are more of a kind.
@@ -49,14 +46,11 @@ impl StreamOf {
             Self::Conversation(number) => (3, number),
             Self::Guest(number) => (4, number),
             Self::GuestSettings => (5, 0),
-<<<<<<< HEAD
             Self::Workload(number) => (6, number),
-=======
             Self::Node(number) => return NETWORK | u64::from(number),
             Self::Line(number) => return NETWORK | 1 << 16 | u64::from(number),
             Self::Switch(number) => return NETWORK | 2 << 16 | u64::from(number),
             Self::Traffic => return NETWORK | 3 << 16,
->>>>>>> 1d4e432 (sim: a switch with a shared buffer, marks and pauses; topologies; hosts, links and switches on one clock)
         };
         kind << 8 | u64::from(number)
     }

@@ -9,7 +9,7 @@ use wire::Qpn;
 use super::session::{MrBook, Session};
 use super::{Control, Peer, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
-use crate::counters::{PortCounters, ShardCounters};
+use crate::counters::{PortCounters, PriorityCounters, ShardCounters};
 use crate::mr::{Backing, MrEntry};
 use crate::time::Time;
 use crate::{QPN_INDEX_MASK, shard_of};
@@ -33,6 +33,14 @@ impl Control {
         }
         for (port, number) in ports.iter().zip(1..) {
             groups.push((format!("port {number}"), named(port.entries())));
+        }
+        for (port, number) in (0..).zip(1..=ports.len()) {
+            let counters = self.qos_state(shards, port).counters;
+            // Most links use one or two of the eight.
+            let used = (0..).zip(counters).filter(|(_, counters)| *counters != PriorityCounters::default());
+            groups.extend(used.map(|(priority, counters): (u8, PriorityCounters)| {
+                (format!("port {number} priority {priority}"), named(counters.entries()))
+            }));
         }
         groups.push(("cm".to_owned(), named(self.cm.counters().entries())));
         let uptime_ms = now.ns_since(self.started) / 1_000_000;

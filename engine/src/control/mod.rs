@@ -11,6 +11,7 @@ mod gsi;
 mod mcast;
 mod memory;
 mod post_mortem;
+mod qos;
 mod qps;
 mod queues;
 mod sentence;
@@ -114,6 +115,8 @@ pub struct Control {
     xrc: xrc::XrcDesk,
     /// Connections of all sessions.
     cm: CmDesk,
+    /// By port.
+    qos: Vec<qos::QosBook>,
 }
 
 impl Control {
@@ -134,6 +137,7 @@ impl Control {
         let ahs = IndexAllocator::new(0, limits.max_ah.min(ah::INDEX_COUNT));
         let rings = SegmentBudget::new(limits.ring_bytes_total);
         let cm = CmDesk::new(&config);
+        let qos = config.ports.iter().map(|_| qos::QosBook::new(&config.qos)).collect();
         let xrc = xrc::XrcDesk::new(rings.clone(), limits);
         Self {
             ports: config.ports.clone(),
@@ -153,6 +157,7 @@ impl Control {
             user_rings: BTreeMap::new(),
             xrc,
             cm,
+            qos,
         }
     }
 
@@ -343,6 +348,8 @@ impl Control {
             }
             Request::CreateXrcQp { xrcd } => self.create_xrc_qp(shards, number, session, xrcd)?,
             Request::OpenXrcQp { xrcd, qpn } => self.open_xrc_qp(session, xrcd, qpn)?,
+            Request::ShowQos { port_num } => self.show_qos(shards, port_num)?,
+            Request::SetQos { port_num, change } => self.set_qos(shards, session.peer, port_num, &change)?,
             Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))

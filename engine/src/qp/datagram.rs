@@ -15,6 +15,7 @@ use super::{Qp, Step, transfer};
 use crate::cause::ErrorCause;
 use crate::mcast::MCAST_QPN;
 use crate::neigh::NextHop;
+use crate::qos::Lane;
 use crate::shard::Env;
 use crate::time::Time;
 
@@ -45,9 +46,6 @@ impl Qp {
         if self.state == QpState::Sqd {
             return Step::Idle;
         }
-        if tx.room() == 0 {
-            return Step::NoRoom;
-        }
         // The address handle lies in the client's memory: it is looked up anew for each work request.
         let path = env.ahs.path(slot.compare_add, self.pd).filter(|path| path.port() == self.port);
         let Some(path) = path else {
@@ -55,6 +53,13 @@ impl Qp {
             self.fail_oldest(env, WcStatus::LocQpOpErr, ErrorCause::BadAddressHandle);
             return Step::Idle;
         };
+        if path.lane() != self.lane {
+            self.lane = path.lane();
+            return Step::OtherLane;
+        }
+        if tx.room() == 0 {
+            return Step::NoRoom;
+        }
         let dest_qpn = Qpn::new(slot.rkey);
         match path.next_hop(&env.ports) {
             NextHop::Known(station) => {
@@ -154,6 +159,14 @@ impl Qp {
             ext.put(slot.imm.to_ne_bytes());
         }
         ext
+    }
+
+    /// Nothing can be sent for now: what comes next chooses its lane, and must not wait for it in one that is paused.
+    #[inline]
+    pub(crate) fn leave_lane(&mut self) {
+        if self.kind == QpType::Ud {
+            self.lane = Lane::INSIDE;
+        }
     }
 
     /// A neighbour of the QP's port has answered: a datagram may have waited for it.

@@ -38,6 +38,7 @@ use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
 use crate::post_mortem::{RefusedFacts, RetryMeter};
+use crate::qos::Lane;
 use crate::shard::Env;
 use crate::time::Time;
 pub(crate) use requester::Step;
@@ -68,6 +69,8 @@ pub struct Qp {
     pub(crate) state: QpState,
     /// Bits of [`crate::ready::Output`]: the queues it is in.
     pub(crate) scheduled: u8,
+    /// Which of each kind of queue. Datagrams choose anew: each has a path of its own.
+    pub(crate) lane: Lane,
     mtu: PathMtu,
     /// Port, from 0.
     pub(crate) port: u8,
@@ -301,6 +304,7 @@ impl Qp {
             kind: config.kind,
             state: QpState::Reset,
             scheduled: 0,
+            lane: Lane::INSIDE,
             // A datagram is one packet, whatever its port's path MTU: that is checked for each.
             mtu: if config.kind == QpType::Ud { PathMtu::M4096 } else { PathMtu::M256 },
             port: 0,

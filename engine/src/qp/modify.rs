@@ -202,10 +202,25 @@ impl Qp {
         self.body.path.as_ref().is_some_and(|path| path.uses_neighbour(port, neighbour))
     }
 
+    /// Priorities are others now: the path's lane is found anew. The caller sees to the queues.
+    pub(crate) fn refresh_lane(&mut self, env: &Env) {
+        if let Some(path) = &mut self.body.path {
+            path.refresh(&env.ports);
+            self.lane = path.lane();
+        }
+    }
+
     /// Takes over what has become known of the path's neighbour, and lets the requester go if that is its MAC.
     pub(crate) fn refresh_path(&mut self, env: &mut Env) {
         let Some(path) = &mut self.body.path else { return };
         path.refresh(&env.ports);
+        let lane = path.lane();
+        if lane != self.lane {
+            self.lane = lane;
+            if let Some(port) = env.ports.get_mut(usize::from(self.port)) {
+                port.ready.change_lane(lane, self.index, self.scheduled);
+            }
+        }
         self.req.unresolved = !path.is_resolved();
         if !self.req.unresolved && matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.schedule_requests(env);

@@ -23,6 +23,8 @@ pub(crate) enum Step {
     Idle,
     /// There is something to send but no room for it.
     NoRoom,
+    /// What is to be sent belongs in another lane than the QP was in; it is in that one now.
+    OtherLane,
 }
 
 /// Largest message (IBTA 9.7.7).
@@ -73,7 +75,7 @@ impl Qp {
 
     #[inline]
     pub(super) fn schedule(&mut self, env: &mut Env, output: Output) {
-        env.schedule(self.port, output, self.index, &mut self.scheduled);
+        env.schedule(self.port, output, self.lane, self.index, &mut self.scheduled);
     }
 
     #[inline]

@@ -1,12 +1,14 @@
 //! Commands of the control side: objects come and go here, between two turns of the loop.
 
 use shm::control::AsyncEvent;
+use shm::qos::QosSettings;
 
 use super::{SessionDoorbells, Shard};
 use crate::command::{Answer, Command};
 use crate::config::PortConfig;
 use crate::mr::MrEntry;
 use crate::neigh::NeighKey;
+use crate::qos::Lane;
 use crate::qp::Qp;
 use crate::qp::state::AttrLimits;
 use crate::ready::Output;
@@ -84,6 +86,11 @@ impl Shard {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.counters(), ports)))
             }
+            Command::SetQos { port, settings, pauses_by_device } => self.set_qos(port, settings, pauses_by_device),
+            Command::QueryQos { port } => {
+                let state = self.env.ports.get(usize::from(port)).map(|port| port.qos.state(now));
+                state.map_or(Answer::Missing, |state| Answer::Qos(Box::new(state)))
+            }
         }
     }
 
@@ -97,6 +104,22 @@ impl Shard {
             }
         }
         Answer::Port(config)
+    }
+
+    /// Takes over what priorities are and mean: for paths that there are, and for all that wait to send.
+    fn set_qos(&mut self, port: u8, settings: Box<QosSettings>, pauses_by_device: bool) -> Answer {
+        let Self { env, qps, .. } = self;
+        let Some(state) = env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
+        let before = state.qos.set(env.now, settings, pauses_by_device);
+        env.refresh_ahs(port);
+        for qp in qps.iter_mut().flatten().filter(|qp| qp.port == port) {
+            qp.refresh_lane(env);
+        }
+        if let Some(state) = env.ports.get_mut(usize::from(port)) {
+            let qp = |index: u32| qps.get(index as usize).and_then(Option::as_deref);
+            state.ready.sort_anew(|index| qp(index).map_or(Lane::INSIDE, |qp| qp.lane));
+        }
+        Answer::QosSettings(before)
     }
 
     fn qp(&self, index: u32) -> Option<&Qp> {

@@ -17,6 +17,7 @@ use crate::mcast::McastTable;
 use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
 use crate::post_mortem::BreakQueue;
+use crate::qos::{Lane, PortQos};
 use crate::ready::{Output, ReadyQueues};
 use crate::srq::{Srq, SrqRecv, XrcPlace};
 use crate::time::Time;
@@ -29,6 +30,7 @@ pub(crate) struct PortState {
     pub(crate) neighbours: NeighTable,
     pub(crate) counters: PortCounters,
     pub(crate) ready: ReadyQueues,
+    pub(crate) qos: PortQos,
     /// Answers to neighbours that wait for room.
     pub(crate) neigh_replies: VecDeque<NeighPacket>,
 }
@@ -54,11 +56,11 @@ pub(crate) struct Env {
 }
 
 impl Env {
-    /// Puts a QP in one of its port's queues.
+    /// Puts a QP in one of its port's queues, in its lane.
     #[inline]
-    pub(crate) fn schedule(&mut self, port: u8, output: Output, index: u32, scheduled: &mut u8) {
+    pub(crate) fn schedule(&mut self, port: u8, output: Output, lane: Lane, index: u32, scheduled: &mut u8) {
         if let Some(port) = self.ports.get_mut(usize::from(port)) {
-            port.ready.schedule(output, index, scheduled);
+            port.ready.schedule(output, lane, index, scheduled);
         }
     }
 

@@ -38,7 +38,10 @@ impl Gsi {
     /// True if one could be sent now.
     #[inline]
     pub(super) fn wants_transmit(&self, ports: &[PortState]) -> bool {
-        let is_ready = |mad: &Waiting| matches!(mad.path.next_hop(ports), NextHop::Known(_));
+        let is_open = |mad: &Waiting| {
+            ports.get(usize::from(mad.path.port())).is_some_and(|p| p.qos.open_lanes().contains(mad.path.lane()))
+        };
+        let is_ready = |mad: &Waiting| matches!(mad.path.next_hop(ports), NextHop::Known(_)) && is_open(mad);
         self.outgoing.iter().flatten().any(is_ready)
     }
 }
@@ -130,28 +133,33 @@ impl Shard {
     #[cold]
     fn transmit_waiting_mads<T: TxBatch>(&mut self, port: u8, tx: &mut T) {
         let Some(queue) = self.gsi.outgoing.get_mut(usize::from(port)) else { return };
+        let Some(open) = self.env.ports.get(usize::from(port)).map(|state| state.qos.open_lanes()) else { return };
         for _ in 0..queue.len() {
             let Some(mad) = queue.pop_front() else { break };
             let (sent, lost) = match mad.path.next_hop(&self.env.ports) {
-                NextHop::Known(mac) if tx.room() > 0 => {
+                NextHop::Known(mac) if tx.room() > 0 && open.contains(mad.path.lane()) => {
                     let sent = push_mad(tx, &mad, mac, self.gsi.psn);
                     self.gsi.psn = self.gsi.psn.add(1);
                     if let Some(bytes) = sent {
                         self.env.count_transmit(port, mad.path.dest(Qpn::GSI), bytes);
                     }
-                    (sent.is_some(), sent.is_none())
+                    (sent, sent.is_none())
                 }
-                NextHop::Known(_) | NextHop::Asked { .. } => (false, false),
-                NextHop::Failed => (false, true),
+                NextHop::Known(_) | NextHop::Asked { .. } => (None, false),
+                NextHop::Failed => (None, true),
             };
-            if !sent && !lost {
+            if sent.is_none() && !lost {
                 // In the end, all that wait are in order again.
                 queue.push_back(mad);
                 continue;
             }
+            let lane = mad.path.lane();
             mad.path.release(&mut self.env.ports);
             if let Some(state) = self.env.ports.get_mut(usize::from(port)) {
-                state.counters.tx_mad_packets += u64::from(sent);
+                state.counters.tx_mad_packets += u64::from(sent.is_some());
+                if let Some(bytes) = sent {
+                    state.qos.count_sent(lane, 1, bytes as u64);
+                }
                 state.counters.tx_lost_mad_packets += u64::from(lost);
             }
         }

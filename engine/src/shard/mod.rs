@@ -4,10 +4,11 @@
 //! out by `poll_*`. One turn of the owner's loop:
 //!
 //! ```text
-//! for each port   receive a burst; handle_frame for each, and on every shard for [`is_neighbour_packet`]
+//! for each port   receive a burst; handle_frame for each, and on every shard for [`is_for_all_shards`];
+//!                 handle_backlog, if it wants_backlog
 //!                 handle_doorbells, handle_timers
 //! for each port   poll_transmit into a batch; send it
-//!                 poll_wake, poll_event until they are empty
+//!                 poll_wake, poll_event, poll_notice until they are empty
 //! ```
 //!
 //! After the objects are made, none of these allocates, locks, formats or calls the system.
@@ -16,7 +17,9 @@ mod commands;
 mod env;
 mod gsi;
 mod neighbours;
+mod pauses;
 mod receive;
+mod transmit;
 
 use shm::attr::QpType;
 use std::collections::VecDeque;
@@ -24,7 +27,6 @@ use std::sync::Arc;
 
 use shm::doorbell::DoorbellPage;
 use shm::wake::Notifier;
-use wire::buf::TxBatch;
 
 use crate::ah::AhTable;
 use crate::config::EngineConfig;
@@ -35,12 +37,14 @@ use crate::mcast::McastTable;
 use crate::mr::MrTable;
 use crate::neigh::NeighTable;
 use crate::post_mortem::BreakQueue;
-use crate::qp::{Qp, Step};
+use crate::qos::PortQos;
+use crate::qp::Qp;
 use crate::ready::{Output, ReadyQueues};
 use crate::time::Time;
 use crate::timer::TimerWheel;
 pub(crate) use env::{Env, PortState};
 use gsi::Gsi;
+pub use pauses::is_for_all_shards;
 
 /// Asynchronous events that a shard holds until its owner takes them.
 const EVENT_CAPACITY: usize = 4096;
@@ -79,6 +83,7 @@ impl Shard {
             neighbours: NeighTable::new(config.limits.max_neighbour as usize),
             counters: PortCounters::default(),
             ready: ReadyQueues::default(),
+            qos: PortQos::new(&config.qos, id, config.shard_count),
             neigh_replies: VecDeque::with_capacity(NEIGH_REPLIES_MAX),
         });
         let env = Env {
@@ -164,85 +169,23 @@ impl Shard {
         fired
     }
 
-    /// When [`Shard::handle_timers`] or a neighbour's request is due next; [`Time::NEVER`] if nothing is.
+    /// When [`Shard::handle_timers`], a neighbour's request or the end of a pause is due next; [`Time::NEVER`] if nothing is.
     pub fn next_deadline(&self) -> Time {
         let timers = self.env.timers.next_deadline().unwrap_or(Time::NEVER);
-        self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.neighbours.next_deadline()))
-    }
-
-    /// True if some QP waits for room to send.
-    pub fn wants_transmit(&self) -> bool {
-        self.env.ports.iter().any(|port| !port.ready.is_empty()) || self.gsi.wants_transmit(&self.env.ports)
-    }
-
-    /// Builds frames for a port until the batch is full or nobody has anything to send. Returns how many were built.
-    ///
-    /// Acknowledgements go first: they are small and hold the peer up. Responses and requests take turns, one QP's quantum
-    /// each.
-    #[inline]
-    pub fn poll_transmit<T: TxBatch>(&mut self, now: Time, port: u8, tx: &mut T) -> usize {
-        self.env.now = now;
-        let before = tx.room();
-        self.transmit_neighbour_packets(port, tx);
-        self.transmit_mads(port, tx);
-        self.flush_some(port);
-        while tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Ack) {}
-        loop {
-            let responded = tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Response);
-            let requested = tx.room() > 0 && self.transmit_one_qp(port, tx, Output::Request);
-            if !responded && !requested {
-                break;
-            }
-        }
-        self.break_overrun_cqs();
-        if self.env.breaks.is_incomplete() {
-            self.complete_breaks();
-        }
-        before - tx.room()
-    }
-
-    /// Lets the next QP of a queue send its quantum. False if the queue is empty.
-    #[inline]
-    fn transmit_one_qp<T: TxBatch>(&mut self, port: u8, tx: &mut T, output: Output) -> bool {
-        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return false };
-        let Some(index) = state.ready.pop(output) else { return false };
-        let Some(Some(qp)) = self.qps.get_mut(index as usize) else { return true };
-        qp.scheduled &= !(output as u8);
-        for _ in 0..self.env.transport.quantum_packets {
-            let step = match output {
-                Output::Ack => qp.transmit_ack(&mut self.env, tx),
-                Output::Response => qp.transmit_response(&mut self.env, tx),
-                _ => qp.transmit_request(&mut self.env, tx),
-            };
-            match step {
-                Step::Sent => {}
-                Step::Idle => return true,
-                Step::NoRoom => {
-                    if qp.scheduled & output as u8 == 0
-                        && let Some(state) = self.env.ports.get_mut(usize::from(port))
-                    {
-                        qp.scheduled |= output as u8;
-                        state.ready.put_back(output, index);
-                    }
-                    return true;
-                }
-            }
-        }
-        self.env.schedule(port, output, index, &mut qp.scheduled);
-        true
+        self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.next_deadline()))
     }
 
     /// Completes work requests of QPs in ERR, a bounded number in a turn.
     #[inline]
     fn flush_some(&mut self, port: u8) {
-        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
-        for _ in 0..state.ready.len(Output::Flush) {
-            let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
-            let Some(index) = state.ready.pop(Output::Flush) else { return };
+        while let Some(state) = self.env.ports.get_mut(usize::from(port))
+            && let Some(lane) = state.ready.flush_lane()
+        {
+            let Some(index) = state.ready.pop(Output::Flush, lane) else { return };
             let Some(Some(qp)) = self.qps.get_mut(index as usize) else { continue };
             qp.scheduled &= !(Output::Flush as u8);
             if qp.flush(&mut self.env, self.config.transport.flush_wqes) {
-                self.env.schedule(port, Output::Flush, index, &mut qp.scheduled);
+                self.env.schedule(port, Output::Flush, qp.lane, index, &mut qp.scheduled);
                 return;
             }
         }

@@ -70,6 +70,9 @@ impl Shard {
     pub(super) fn transmit_neighbour_packets<T: TxBatch>(&mut self, port: u8, tx: &mut T) {
         let now = self.env.now;
         let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
+        if !state.may_send_untagged() {
+            return;
+        }
         while tx.room() > 0
             && let Some(reply) = state.neigh_replies.pop_front()
         {

@@ -3,6 +3,7 @@
 use shm::attr::{QpState, QpType};
 use wire::{Frame, FrameError, OpKind, Pkey, Qpn, ServiceType};
 
+use super::pauses::is_mac_control;
 use super::{Env, Shard};
 use crate::config::{PortAddress, PortConfig};
 use crate::mcast::MCAST_QPN;
@@ -28,6 +29,7 @@ impl Shard {
         let counters = &mut state.counters;
         counters.rx_roce_packets += 1;
         counters.rx_roce_bytes += bytes as u64;
+        state.qos.count_received(state.qos.map().of_frame(frame), bytes);
         if !frame.icrc_ok() {
             counters.rx_icrc_encapsulated += 1;
             return;
@@ -94,6 +96,7 @@ impl Shard {
         let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return };
         let counters = &mut state.counters;
         match error {
+            FrameError::NotRoce if is_mac_control(bytes) => self.handle_mac_control(port, bytes),
             FrameError::NotRoce => match NeighPacket::parse(bytes) {
                 Some(packet) if state.config.has_vlan(packet.vlan) => self.handle_neighbour(port, &packet),
                 Some(_) => counters.rx_unknown_vlan += 1,

@@ -1,7 +1,7 @@
 //! What the documents say of numbers and names is what the engine has.
 
 use engine::ErrorCause;
-use engine::counters::{CmCounters, PortCounters, QpCounters, ShardCounters};
+use engine::counters::{CmCounters, PortCounters, PriorityCounters, QpCounters, ShardCounters};
 use shm::attr::WcStatus;
 
 fn document(name: &str) -> String {
@@ -44,7 +44,14 @@ fn error_numbers_rise_and_fit_their_field() {
 #[test]
 fn every_counter_is_in_its_document() {
     let found: Vec<_> = rows(&document("counters.md")).into_iter().map(|r| (r[0].clone(), r[1].clone())).collect();
-    let all = [PortCounters::MEANINGS, ShardCounters::MEANINGS, QpCounters::MEANINGS, CmCounters::MEANINGS].concat();
+    let all = [
+        PortCounters::MEANINGS,
+        PriorityCounters::MEANINGS,
+        ShardCounters::MEANINGS,
+        QpCounters::MEANINGS,
+        CmCounters::MEANINGS,
+    ]
+    .concat();
     let expected: Vec<_> = all.iter().map(|(name, meaning)| (format!("`{name}`"), meaning.trim().to_owned())).collect();
     assert_eq!(found, expected);
 }

@@ -15,6 +15,7 @@ use shm::control::{Reply, Request};
 use shm::doorbell::DoorbellPage;
 use shm::layout::{Cqe, QueueShape, SendWqe, Sge};
 use shm::mapping::{Mapping, PageSize};
+use shm::qos::QosSettings;
 use shm::ring::{Body, CqPoller, RecvPoster, SendPoster};
 use shm::segment::{Block, BlockAddress};
 use shm::wake::WakeFd;
@@ -55,6 +56,7 @@ pub(crate) struct HostOptions {
     pub(crate) transport: TransportConfig,
     pub(crate) limits: Limits,
     pub(crate) process_memory: ProcessMemoryPolicy,
+    pub(crate) qos: QosSettings,
     pub(crate) entropy: Box<dyn FnMut() -> u64 + Send>,
 }
 
@@ -74,6 +76,7 @@ impl HostOptions {
             transport: TransportConfig::default(),
             limits: Limits { user_share_percent: 100, ..Limits::default() },
             process_memory: ProcessMemoryPolicy::Everybody,
+            qos: QosSettings::default(),
             entropy,
         }
     }
@@ -101,6 +104,8 @@ impl Host {
             transport: options.transport,
             process_memory: options.process_memory,
             clock: DeviceClock::Private,
+            qos: options.qos,
+            operator_uid: 1,
         });
         let shards = (0..options.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..options.shard_count).map(|_| Arc::new(WakeFd::new().unwrap())).collect();

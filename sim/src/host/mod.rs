@@ -15,12 +15,13 @@ use engine::command::{Answer, Command, Shards};
 use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::counters::{PortCounters, ShardCounters};
-use engine::{Shard, Time};
+use engine::{Backlog, Shard, Time};
 use rand::Rng;
 use shm::attr::GidType;
 use shm::clock::DeviceClock;
 use shm::control::Endpoint;
 use shm::mapping::Mapping;
+use shm::qos::QosSettings;
 use shm::segment::BlockAddress;
 use shm::wake::WakeFd;
 use wire::MacAddr;
@@ -39,6 +40,8 @@ pub struct HostSettings {
     pub shard_count: u8,
     /// The engine's transport settings.
     pub transport: TransportConfig,
+    /// Quality of service.
+    pub qos: QosSettings,
     /// Frames that a shard takes from its receive queue in one turn.
     pub rx_burst: usize,
     /// Frames that a shard builds in one turn.
@@ -60,6 +63,7 @@ impl Default for HostSettings {
         Self {
             shard_count: 1,
             transport: TransportConfig::default(),
+            qos: QosSettings::default(),
             rx_burst: 32,
             tx_burst: 32,
             tx_queue_frames: 256,
@@ -226,6 +230,8 @@ impl Host {
             transport: settings.transport,
             process_memory: ProcessMemoryPolicy::Everybody,
             clock: DeviceClock::Private,
+            qos: settings.qos,
+            operator_uid: 0,
         });
         let shards = (0..settings.shard_count).map(|id| Shard::new(id, Arc::clone(&config), Time::ZERO)).collect();
         let wakes = (0..settings.shard_count).map(|_| WakeFd::new().map(Arc::new)).collect::<io::Result<_>>()?;
@@ -382,8 +388,8 @@ impl Host {
 impl Inner {
     fn receive(&mut self, frame: Vec<u8>) {
         let dest = wire::dest_qpn(&frame);
-        if dest == Some(engine::MCAST_QPN) || engine::is_neighbour_packet(&frame) {
-            // Every shard has a neighbour table of its own, and perhaps members of the group.
+        if dest == Some(engine::MCAST_QPN) || engine::is_for_all_shards(&frame) {
+            // Every shard has a neighbour table of its own, obeys pauses by itself, and perhaps has members of the group.
             let (first, others) = self.rx.split_at_mut(1);
             others.iter_mut().for_each(|queue| queue.push_back(frame.clone()));
             first[0].push_back(frame);
@@ -441,6 +447,10 @@ impl Inner {
         let received = rx[id].len().min(settings.rx_burst);
         for frame in rx[id].drain(..received) {
             shard.handle_frame(now, PORT, &frame);
+        }
+        if shard.wants_backlog(PORT) {
+            let frames = u32::try_from(rx[id].len()).unwrap_or(u32::MAX);
+            shard.handle_backlog(now, PORT, Backlog { frames, capacity: u32::MAX });
         }
         let rung = shard.handle_doorbells(now);
         let fired = shard.handle_timers(now);

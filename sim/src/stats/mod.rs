@@ -2,7 +2,7 @@
 //! run takes.
 //!
 //! * [`ideal`]: the time of a flow on an empty network.
-//! * [`jain`]: fairness.
+//! * Jain's index of fairness: [`jain`].
 //! * [`Summary`]: a run in numbers.
 
 mod bins;
