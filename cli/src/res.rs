@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::ValueEnum;
 use serde::Serialize;
 use shm::attr::AccessFlags;
-use shm::control::{MrSummary, MrTier, SessionSummary};
+use shm::control::{MrSummary, SessionSummary};
 
 use crate::client::Client;
 use crate::outcome::{CommandError, Outcome};
@@ -14,8 +14,8 @@ use crate::report::{printable, table, write_json, write_table};
 const HEADER: [&str; 9] = ["SESSION", "CLIENT", "PID", "UID", "QPS", "CQS", "MRS", "MEMORY_BYTES", "RING_BYTES"];
 const NUMERIC: [usize; 8] = [0, 2, 3, 4, 5, 6, 7, 8];
 
-const MR_HEADER: [&str; 8] = ["SESSION", "MR", "PID", "PD", "ADDR", "BYTES", "ACCESS", "TIER"];
-const MR_NUMERIC: [usize; 5] = [0, 1, 2, 3, 5];
+const MR_HEADER: [&str; 9] = ["SESSION", "MR", "PID", "PD", "ADDR", "BYTES", "ACCESS", "TIER", "MAPPED_BYTES"];
+const MR_NUMERIC: [usize; 6] = [0, 1, 2, 3, 5, 8];
 
 /// Options of `ferroce res`.
 #[derive(clap::Args)]
@@ -74,10 +74,6 @@ fn mr_row(mr: &MrSummary) -> Vec<String> {
     ];
     let granted: Vec<&str> =
         rights.iter().filter(|(right, _)| mr.access.contains(*right)).map(|(_, name)| *name).collect();
-    let tier = match mr.tier {
-        MrTier::Mapped => "mapped",
-        MrTier::Process => "process",
-    };
     vec![
         mr.session.to_string(),
         mr.number.to_string(),
@@ -86,7 +82,8 @@ fn mr_row(mr: &MrSummary) -> Vec<String> {
         format!("{:#x}", mr.addr),
         mr.length.to_string(),
         if granted.is_empty() { "-".to_owned() } else { granted.join(",") },
-        tier.to_owned(),
+        mr.tier.name().to_owned(),
+        mr.mapped_bytes.to_string(),
     ]
 }
 

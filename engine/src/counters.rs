@@ -193,6 +193,8 @@ counters! {
         process_memory_writes,
         /// Accesses to memory that was not mapped in the client's process any more.
         process_memory_faults,
+        /// Reads and writes of memory of clients' processes without a system call: of shared memory, and of memory that has moved.
+        process_memory_mapped,
         /// Asynchronous events that did not fit the queue to the control side.
         events_lost,
         /// Post-mortems that newer ones displaced before anybody fetched them.

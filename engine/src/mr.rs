@@ -3,16 +3,20 @@
 //! A window that is bound is an entry like a region's, with remote rights only; one of type 2 has a QP where others have a
 //! protection domain. So the data path looks both up by the same few comparisons.
 
+pub(crate) mod moved;
+pub(crate) mod process;
 pub(crate) mod window;
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use shm::attr::AccessFlags;
+use shm::control::MrTier;
 use shm::mapping::{MapError, Mapping, OutOfBounds};
-use shm::process_memory::{ADDRESS_END, NotMapped, ProcessMemory};
+use shm::process_memory::{ADDRESS_END, NotMapped};
 use wire::Qpn;
 
+use process::{ProcessRange, Way};
 use window::{Bound, Place, Slot};
 
 /// Low bits of a key that say nothing of the slot. IBTA 10.6.3.
@@ -27,8 +31,8 @@ const REMOTE_RIGHTS: AccessFlags =
 pub enum Backing {
     /// Memory that we map too; offsets count from the mapping's start.
     Mapped(Mapping),
-    /// The client's process, reached by system calls; offsets are its addresses.
-    Process(ProcessMemory),
+    /// The client's process, reached by system calls or through mappings of parts of it; offsets are its addresses.
+    Process(ProcessRange),
 }
 
 impl Backing {
@@ -95,6 +99,14 @@ impl MrEntry {
         Self { key: 0, pd, access, addr: range.start, length, backing, offset, windows: 0, window: None }
     }
 
+    /// How it is reached, or the best reached part of it; and bytes that are mapped here.
+    pub(crate) fn tier(&self) -> (MrTier, u64) {
+        match &*self.backing {
+            Backing::Mapped(_) => (MrTier::Mapped, self.length),
+            Backing::Process(range) => range.tier(),
+        }
+    }
+
     /// Whether all of its addresses are 64-bit values and all of its bytes lie in what backs it.
     fn is_sound(&self) -> bool {
         let end = self.offset.checked_add(self.length);
@@ -138,6 +150,8 @@ pub(crate) struct ProcessTally {
     pub(crate) writes: u64,
     /// Those of them that found memory missing.
     pub(crate) faults: u64,
+    /// Reads and writes without a system call: of memory that the process shares, or has moved.
+    pub(crate) mapped: u64,
 }
 
 /// The part of a region that an access was granted to; offsets count from its first byte.
@@ -168,7 +182,7 @@ impl MrSlice<'_> {
         let position = self.position(at, data.len())?;
         match self.backing {
             Backing::Mapped(mapping) => Ok(mapping.write(position, data)?),
-            Backing::Process(memory) => self.count(true, memory.write(position, data)),
+            Backing::Process(memory) => self.count(true, memory.write(position, data).map(|way| ((), way))),
         }
     }
 
@@ -200,18 +214,18 @@ impl MrSlice<'_> {
         }
     }
 
-    /// Counts an access to a process. Not inlined: beside the system call it is nothing, in the mapped path it is in the way.
+    /// Counts an access to a process. Not inlined: in the path of attached memory it would be in the way.
     #[inline(never)]
-    fn count<T>(&self, write: bool, done: Result<T, NotMapped>) -> Result<T, MrFault> {
+    fn count<T>(&self, write: bool, done: Result<(T, Way), NotMapped>) -> Result<T, MrFault> {
         let mut tally = self.tally.get();
-        if write {
-            tally.writes += 1;
-        } else {
-            tally.reads += 1;
+        match &done {
+            Ok((_, Way::Mapped)) => tally.mapped += 1,
+            Ok((_, Way::Process)) | Err(NotMapped) if write => tally.writes += 1,
+            Ok((_, Way::Process)) | Err(NotMapped) => tally.reads += 1,
         }
         tally.faults += u64::from(done.is_err());
         self.tally.set(tally);
-        Ok(done?)
+        Ok(done?.0)
     }
 }
 
@@ -437,13 +451,14 @@ mod tests {
 
     #[test]
     fn process_memory_is_reached_by_its_addresses() {
-        use shm::process_memory::AtomicTurns;
+        use shm::process_memory::{AtomicTurns, ProcessMemory};
         let own = ProcessMemory::open_own().expect("a process may open its own memory");
         let memory = ProcessMemory::adopt(own, std::process::id(), AtomicTurns::default()).expect("it is ours");
         let mut bytes = vec![3u8; 100];
         let offset = bytes.as_mut_ptr().addr() as u64;
         let access = AccessFlags::LOCAL_WRITE;
-        let backing = Arc::new(Backing::Process(memory));
+        let range = ProcessRange::new(Arc::new(memory), offset..offset + 100, Vec::new());
+        let backing = Arc::new(Backing::Process(range));
         let good = MrEntry { key: 0x900, ..MrEntry::region(7, access, 0x1000..0x1064, backing, offset) };
         assert!(!MrTable::new(4).insert(MrEntry { offset: ADDRESS_END - 99, ..good.clone() }));
         let gone = MrEntry { key: 0xa00, offset: 4096, ..good.clone() };
@@ -454,7 +469,7 @@ mod tests {
         table.resolve(0x900, 7, 0x1000 + 10, 6, access).unwrap().read_crc(0, &mut out, 0).unwrap();
         assert_eq!(&out, b"\x03abcd\x03");
         assert_eq!(table.resolve(0xa00, 7, 0x1000, 6, access).unwrap().write(0, b"abcd"), Err(MrFault::NotMapped));
-        assert_eq!(table.process_tally(), ProcessTally { reads: 1, writes: 2, faults: 1 });
+        assert_eq!(table.process_tally(), ProcessTally { reads: 1, writes: 2, faults: 1, mapped: 0 });
     }
 
     #[test]

@@ -21,8 +21,12 @@ use crate::segment::BlockAddress;
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Bytes that one request faults in at most: some tens of milliseconds, so that no client keeps others waiting for long.
 pub const POPULATE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a client's memory that move at a time ([`Request::MoveBegin`]); moves do not cross multiples of it.
+pub const MOVE_CHUNK_BYTES: u64 = 2 << 20;
 /// File descriptors that may ride on one message.
 pub const FDS_MAX: usize = 4;
+/// Largest file that memory moves into, bytes.
+pub const MOVE_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// What a client asks for. Handles are numbers of the session; a handle of another session does not exist.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -103,6 +107,33 @@ pub enum Request {
         /// Rights.
         access: AccessFlags,
     },
+    /// How a region of the client's own memory is reached, and what of it went by system call: [`Reply::MrUse`].
+    QueryMr {
+        /// The region's key.
+        lkey: u32,
+    },
+    /// Maps a file (which rides along) that parts of the client's own memory move into. It takes the place of the one before.
+    MoveOpen {
+        /// Bytes to map, from the file's start: whole pages, at most [`MOVE_FILE_BYTES_MAX`].
+        bytes: u64,
+    },
+    /// The pages at `addr` are about to go to `scratch`, for [`Request::MoveCopy`] to copy them to `offset` of the file. Until then
+    /// whatever asks for them finds them in either place. `EBUSY` if some of them are on the move or have moved already.
+    MoveBegin {
+        /// Address of the first page.
+        addr: u64,
+        /// Bytes: whole pages that no multiple of [`MOVE_CHUNK_BYTES`] lies in between.
+        length: u64,
+        /// Where they will be.
+        scratch: u64,
+        /// Where in the file they go.
+        offset: u64,
+    },
+    /// Copies all pages of the move that has begun. Once answered, the engine has them in the file, and the client maps that in
+    /// their place.
+    MoveCopy,
+    /// Gives the move up that has begun, before any page has left: the engine leaves them where they are for good.
+    MoveAbandon,
     /// Deregisters. Once answered, no engine touches the memory any more. `EBUSY` while memory windows are bound to it.
     DeregMr {
         /// The region's key.
@@ -354,6 +385,15 @@ pub enum Reply {
         /// Key for peers.
         rkey: u32,
     },
+    /// How a region is reached.
+    MrUse {
+        /// The highest tier that any of it has.
+        tier: MrTier,
+        /// Bytes of it that are not of tier [`MrTier::Process`].
+        mapped_bytes: u64,
+        /// Bytes that the engine has moved by system call so far.
+        copied_bytes: u64,
+    },
     /// A new memory window.
     Mw {
         /// Its handle.
@@ -550,6 +590,22 @@ pub enum MrTier {
     Mapped,
     /// By system calls into the client's process.
     Process,
+    /// The daemon maps what the client shares with others.
+    Shared,
+    /// It was private to the client, and has moved into a file that both map.
+    Moved,
+}
+
+impl MrTier {
+    /// Its name in listings and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mapped => "mapped",
+            Self::Process => "process",
+            Self::Shared => "shared",
+            Self::Moved => "moved",
+        }
+    }
 }
 
 /// A line of `ferroce res mr`. Keys are secrets between peers: they are not in it.
@@ -569,8 +625,10 @@ pub struct MrSummary {
     pub length: u64,
     /// Rights.
     pub access: AccessFlags,
-    /// How the daemon reaches it.
+    /// How the daemon reaches it, or the best reached part of it.
     pub tier: MrTier,
+    /// Bytes of it that the daemon maps.
+    pub mapped_bytes: u64,
 }
 
 /// An asynchronous event (`ibv_async_event`), one a datagram on the event socket.

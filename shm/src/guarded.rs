@@ -149,6 +149,11 @@ impl GuardedMapping {
         self.mapping.bytes()
     }
 
+    /// Where it starts in this process.
+    pub fn addr(&self) -> u64 {
+        self.mapping.as_ptr().addr() as u64
+    }
+
     /// True once a page was found missing: nothing can be reached through it any more.
     pub fn is_broken(&self) -> bool {
         self.guard.0.broken.load(Relaxed)

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use shm::attr::AccessFlags;
-use shm::control::{MrSummary, MrTier, QpSummary, Reply, SessionSummary, Stats};
+use shm::control::{MrSummary, QpSummary, Reply, SessionSummary, Stats};
 use wire::Qpn;
 
 use super::session::{MrBook, Session};
 use super::{Control, Peer, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
 use crate::counters::{PortCounters, PriorityCounters, ShardCounters};
-use crate::mr::{Backing, MrEntry};
+use crate::mr::MrEntry;
 use crate::time::Time;
 use crate::{QPN_INDEX_MASK, shard_of};
 
@@ -100,13 +100,11 @@ impl Control {
         let more = sorted.len() > MRS_PER_PAGE;
         let line = |((session, number), (key, s, book)): (_, (_, &Session, &MrBook))| {
             let entry = self.mrs.get(key)?;
-            let tier = match &*entry.backing {
-                Backing::Mapped(_) => MrTier::Mapped,
-                Backing::Process(_) => MrTier::Process,
-            };
             let MrEntry { addr, length, .. } = *entry;
+            let (tier, mapped_bytes) = entry.tier();
             let access = AccessFlags(entry.access.0 & AccessFlags::ALL.0);
-            Some(MrSummary { session, number, pid: s.peer.pid, pd: book.pd, addr, length, access, tier })
+            let (pid, pd) = (s.peer.pid, book.pd);
+            Some(MrSummary { session, number, pid, pd, addr, length, access, tier, mapped_bytes })
         };
         Reply::Mrs { mrs: sorted.into_iter().take(MRS_PER_PAGE).filter_map(line).collect(), more }
     }

@@ -84,7 +84,7 @@ impl Control {
         let pd_number = session.pd(pd)?;
         check_access(access)?;
         let ProcessRange { addr, iova, length } = range;
-        let Some(process) = &session.process else {
+        let Some(process) = &mut session.process else {
             return refuse(errno::EINVAL, "RegProcessMemory needs AttachProcess before it");
         };
         let end = addr.checked_add(length).filter(|&end| end <= ADDRESS_END);
@@ -94,12 +94,12 @@ impl Control {
             return refuse(errno::EINVAL, message);
         };
         // A look at both ends tells most mistakes at once. What lies between is told when it is used.
-        let missing = |at| matches!(&**process, Backing::Process(memory) if memory.read(at, &mut [0]).is_err());
+        let missing = |at| process.memory().read(at, &mut [0]).is_err();
         let unmapped = [addr, end.saturating_sub(1)].into_iter().find(|&at| missing(at));
         if let Some(at) = unmapped.filter(|_| length > 0) {
             return refuse(errno::EFAULT, format!("address {at:#x} is not mapped in the client's process"));
         }
-        let backing = Arc::clone(process);
+        let backing = Arc::new(Backing::Process(process.range(addr..end)));
         let entry = MrEntry::region(pd_number, access, iova..iova + length, backing, addr);
         let key = self.add_mr(shards, session, entry)?;
         session.add_mr(key, pd, None);

@@ -11,6 +11,7 @@ mod gsi;
 mod mcast;
 mod memory;
 mod post_mortem;
+mod process;
 mod qos;
 mod qps;
 mod queues;
@@ -38,6 +39,7 @@ use crate::slab::IndexAllocator;
 use crate::time::Time;
 use crate::{QPN_INDEX_COUNT, QPN_RESERVED_COUNT, SHARD_COUNT_MAX};
 use cm::CmDesk;
+use process::Move;
 use session::{QpPlace, Session};
 
 /// Errno values of the verbs' man pages.
@@ -307,6 +309,13 @@ impl Control {
             }
             Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
             Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
+            Request::QueryMr { lkey } => self.query_mr(session, lkey)?,
+            Request::MoveOpen { bytes } => session.move_open(fds.pop(), bytes)?,
+            Request::MoveBegin { addr, length, scratch, offset } => {
+                self.move_begin(session, &Move { addr, length, scratch, offset })?
+            }
+            Request::MoveCopy => session.move_copy()?,
+            Request::MoveAbandon => session.move_abandon()?,
             Request::AttachProcess => session.attach_process(fds.pop(), &self.turns, self.config.process_memory)?,
             Request::RegProcessMemory { pd, addr, iova, length, access } => {
                 let range = memory::ProcessRange { addr, iova, length };

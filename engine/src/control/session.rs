@@ -12,6 +12,7 @@ use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
 
 use super::cm::CmBook;
+use super::process::Process;
 use super::shares::NeighbourKey;
 use super::{Answered, Peer, Refusal, errno, refuse};
 use crate::config::{EngineConfig, ProcessMemoryPolicy};
@@ -140,7 +141,7 @@ pub(super) struct Session {
     pub(super) mws: BTreeMap<u32, MwBook>,
     next_mr_number: u32,
     /// The client's process, once it gave us its memory.
-    pub(super) process: Option<Arc<Backing>>,
+    pub(super) process: Option<Process>,
     channels: BTreeMap<u32, Channel>,
     pub(super) cqs: BTreeMap<u32, CqBook>,
     pub(super) srqs: BTreeMap<u32, SrqBook>,
@@ -266,7 +267,7 @@ impl Session {
         let Some(fd) = fd else { return refuse(errno::EINVAL, "AttachProcess needs a file descriptor with it") };
         let refused = |error: AdoptError| Refusal { errno: errno::EPERM, message: error.to_string() };
         let memory = ProcessMemory::adopt(fd, self.peer.pid, turns.clone()).map_err(refused)?;
-        self.process = Some(Arc::new(Backing::Process(memory)));
+        self.process = Some(Process::new(memory));
         Ok(Reply::Done)
     }
 

@@ -269,6 +269,7 @@ impl Shard {
             process_memory_reads: process.reads,
             process_memory_writes: process.writes,
             process_memory_faults: process.faults,
+            process_memory_mapped: process.mapped,
             ..self.env.counters
         }
     }

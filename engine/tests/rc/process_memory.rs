@@ -1,12 +1,15 @@
-//! Regions of a client's process: every operation, memory that goes away, and what is refused.
+//! Regions of a client's process: every operation in each tier, memory that goes away or moves, and what is refused.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use engine::ErrorCause;
 use engine::config::ProcessMemoryPolicy;
 use engine::control::Peer;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use shm::attr::{AccessFlags, WcStatus, WrOpcode};
-use shm::control::{AsyncEvent, MrTier, Reply, Request};
+use shm::control::{AsyncEvent, MOVE_CHUNK_BYTES, MOVE_FILE_BYTES_MAX, MrTier, Reply, Request};
+use shm::guarded::GuardedMapping;
 use shm::layout::Sge;
 use shm::mapping::{Mapping, PageSize};
 use shm::process_memory::ProcessMemory;
@@ -31,13 +34,21 @@ struct Memory {
 }
 
 impl Memory {
+    /// Memory that the engine can't map: its file is sealed against that.
     fn new(pair: &mut Pair, side: usize) -> Self {
-        assert_eq!(attach(pair, side, vec![ProcessMemory::open_own().unwrap()]), Reply::Done);
         let mapping = Mapping::create(c"application", 64 << 10, PageSize::Base).unwrap();
-        let addr = mapping.as_ptr().addr() as u64;
-        let pd = pair.clients[side].pd;
-        let request = Request::RegProcessMemory { pd, addr, iova: addr, length: mapping.bytes(), access: ALL };
-        let Reply::Mr { lkey: key, .. } = pair.ask(side, request) else { panic!("not registered") };
+        mapping.populate(0, mapping.bytes()).unwrap();
+        mapping.keep_pages().unwrap();
+        Self::register(pair, side, mapping)
+    }
+
+    /// Memory that the engine maps as well, if it may.
+    fn shared(pair: &mut Pair, side: usize) -> Self {
+        Self::register(pair, side, Mapping::create(c"application", 64 << 10, PageSize::Base).unwrap())
+    }
+
+    fn register(pair: &mut Pair, side: usize, mapping: Mapping) -> Self {
+        let key = register(pair, side, mapping.as_ptr().addr() as u64, mapping.bytes());
         Self { mapping, key }
     }
 
@@ -56,6 +67,23 @@ impl Memory {
     }
 }
 
+fn register(pair: &mut Pair, side: usize, addr: u64, length: u64) -> u32 {
+    assert_eq!(attach(pair, side, vec![ProcessMemory::open_own().unwrap()]), Reply::Done);
+    let request = Request::RegProcessMemory { pd: pair.clients[side].pd, addr, iova: addr, length, access: ALL };
+    match pair.ask(side, request) {
+        Reply::Mr { lkey, .. } => lkey,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How a region of a side is reached, and how much of it through mappings.
+fn tier(pair: &mut Pair, side: usize, lkey: u32) -> (MrTier, u64) {
+    match pair.ask(side, Request::QueryMr { lkey }) {
+        Reply::MrUse { tier, mapped_bytes, .. } => (tier, mapped_bytes),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Side 0 does one operation on the memory of side 1.
 fn operate(pair: &mut Pair, opcode: WrOpcode, here: Sge, there: &Memory, offset: u64) {
     let mut wqe = pair.wqe(7, opcode);
@@ -69,16 +97,179 @@ fn operate(pair: &mut Pair, opcode: WrOpcode, here: Sge, there: &Memory, offset:
 fn every_operation_reaches_memory_that_nobody_attached() {
     let mut pair = Pair::new(Connect::default());
     let (ours, theirs) = (Memory::new(&mut pair, 0), Memory::new(&mut pair, 1));
+    every_operation(&mut pair, &ours, &theirs);
+    let counters = pair.counters(1);
+    assert!(counters.process_memory_writes > 9 && counters.process_memory_reads > 8, "{counters:?}");
+    assert_eq!((counters.process_memory_faults, counters.process_memory_mapped), (0, 0));
+    assert_eq!(tier(&mut pair, 1, theirs.key), (MrTier::Process, 0));
+}
+
+#[test]
+fn every_operation_reaches_shared_memory_without_a_system_call() {
+    let mut pair = Pair::new(Connect::default());
+    let (ours, theirs) = (Memory::shared(&mut pair, 0), Memory::shared(&mut pair, 1));
+    // Who may not look at other mappings' files (CAP_CHECKPOINT_RESTORE) has the same by system calls.
+    let may = nix::unistd::geteuid().is_root();
+    let expected = if may { (MrTier::Shared, 64 << 10) } else { (MrTier::Process, 0) };
+    assert_eq!(tier(&mut pair, 1, theirs.key), expected);
+    every_operation(&mut pair, &ours, &theirs);
+    let counters = pair.counters(1);
+    assert_eq!(
+        (counters.process_memory_writes + counters.process_memory_reads == 0, counters.process_memory_faults),
+        (may, 0)
+    );
+    assert_eq!(counters.process_memory_mapped > 17, may);
+}
+
+#[test]
+fn shared_memory_that_is_truncated_is_an_error_where_it_is_missing_and_served_where_it_is_not() {
+    let mut pair = Pair::new(Connect::default());
+    let ours = Memory::new(&mut pair, 0);
+    let file = File::from(memfd_create(c"application", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(64 << 10).unwrap();
+    let theirs = GuardedMapping::map(file.try_clone().unwrap().into(), 0, 64 << 10).unwrap();
+    let (addr, key) = (theirs.addr(), register(&mut pair, 1, theirs.addr(), theirs.bytes()));
+    ours.mapping.write(0, &[7; 100]).unwrap();
+    let write_to = |pair: &mut Pair, offset: u64| {
+        let mut wqe = pair.wqe(7, WrOpcode::RdmaWrite);
+        (wqe.remote_addr, wqe.rkey) = (addr + offset, key);
+        pair.qps[0].post(wqe, &[ours.sge(0, 100)]);
+        pair.exchange();
+        pair.failures(0)
+    };
+    assert_eq!(write_to(&mut pair, 32 << 10), [done(7)]);
+    file.set_len(16 << 10).unwrap();
+    let refused = failed(7, WcStatus::RemOpErr, ErrorCause::NakRemoteOperation);
+    assert_eq!(write_to(&mut pair, 32 << 10), [refused]);
+    pair.reconnect();
+    assert_eq!(write_to(&mut pair, 8 << 10), [done(7)]);
+    let mut out = [0; 100];
+    theirs.read(8 << 10, &mut out).unwrap();
+    assert_eq!(out, [7; 100]);
+    assert_eq!(tier(&mut pair, 1, key), (MrTier::Process, 0), "no longer by the mapping");
+}
+
+/// Moves all of `theirs` as a client would; `between` is called when the pages are only to be found in scratch.
+fn move_away(pair: &mut Pair, theirs: Memory, between: impl FnOnce(&mut Pair, u64, u32)) -> (Mapping, u32) {
+    let session = pair.clients[1].session;
+    let (addr, length, key) = (theirs.addr(), theirs.mapping.bytes(), theirs.key);
+    let map = || Mapping::create(c"move", length, PageSize::Base).unwrap();
+    let (file, scratch) = (map(), map());
+    let fd = file.fd().try_clone_to_owned().unwrap();
+    assert_eq!(pair.hosts[1].request(session, Request::MoveOpen { bytes: length }, vec![fd]).0, Reply::Done);
+    let begin = Request::MoveBegin { addr, length, scratch: scratch.as_ptr().addr() as u64, offset: 0 };
+    assert_eq!(pair.ask(1, begin), Reply::Done);
+    scratch.write(0, &theirs.bytes(0, length as usize)).unwrap();
+    drop(theirs);
+    between(pair, addr, key);
+    assert_eq!(pair.ask(1, Request::MoveCopy), Reply::Done);
+    (file, key)
+}
+
+#[test]
+fn memory_that_moves_is_reached_before_during_and_after() {
+    let mut pair = Pair::new(Connect::default());
+    // One piece of the address space has it, wherever it lies.
+    let ours = Memory::new(&mut pair, 0);
+    let theirs = loop {
+        let memory = Memory::new(&mut pair, 1);
+        if memory.addr() / MOVE_CHUNK_BYTES == (memory.addr() + memory.mapping.bytes() - 1) / MOVE_CHUNK_BYTES {
+            break memory;
+        }
+    };
+    let data = pattern(9001);
+    ours.mapping.write(0, &data).unwrap();
+    theirs.mapping.write(60_000, b"from before").unwrap();
+    let operate = |pair: &mut Pair, opcode, here, addr: u64, key| {
+        let mut wqe = pair.wqe(7, opcode);
+        (wqe.remote_addr, wqe.rkey, wqe.compare_add) = (addr, key, 5);
+        pair.qps[0].post(wqe, &[here]);
+        pair.exchange();
+        assert_eq!(pair.failures(0), [done(7)], "{opcode}");
+    };
+    operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(0, 9001), theirs.addr(), theirs.key);
+    let (file, key) = move_away(&mut pair, theirs, |pair, addr, key| {
+        operate(pair, WrOpcode::RdmaRead, ours.sge(20_000, 9001), addr, key);
+        operate(pair, WrOpcode::RdmaWrite, ours.sge(0, 9001), addr + 30_001, key);
+        operate(pair, WrOpcode::AtomicFetchAndAdd, ours.sge(40_000, 8), addr + 50_000, key);
+        operate(pair, WrOpcode::AtomicFetchAndAdd, ours.sge(40_000, 8), addr + 50_000, key);
+    });
+    assert_eq!(ours.bytes(20_000, 9001), data);
+    let in_file = |offset: u64, length: usize| {
+        let mut out = vec![0; length];
+        file.read(offset, &mut out).unwrap();
+        out
+    };
+    assert_eq!([in_file(0, 9001), in_file(30_001, 9001)], [data.clone(), data]);
+    assert_eq!((in_file(60_000, 11), in_file(50_000, 8)), (b"from before".to_vec(), 10u64.to_ne_bytes().to_vec()));
+    assert_eq!(pair.counters(1).process_memory_faults, 0);
+    assert_eq!(tier(&mut pair, 1, key), (MrTier::Moved, 64 << 10));
+}
+
+#[test]
+fn a_move_that_can_not_be_is_refused_and_changes_nothing() {
+    let mut pair = Pair::new(Connect::default());
+    let session = pair.clients[1].session;
+    let refused = |reply| match reply {
+        Reply::Refused { errno, message } => (errno, message),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(pair.ask(1, Request::MoveCopy)).1, "MoveCopy needs AttachProcess before it");
+    let theirs = Memory::new(&mut pair, 1);
+    let addr = theirs.addr();
+    let begin = |addr, length, scratch, offset| Request::MoveBegin { addr, length, scratch, offset };
+    let scratch = 1 << 40;
+    assert_eq!(refused(pair.ask(1, begin(addr, 4096, scratch, 0))).1, "MoveBegin needs MoveOpen before it");
+    for bytes in [0, 4097, MOVE_FILE_BYTES_MAX + 4096] {
+        let fd = theirs.mapping.fd().try_clone_to_owned().unwrap();
+        let (reply, _) = pair.hosts[1].request(session, Request::MoveOpen { bytes }, vec![fd]);
+        assert_eq!(refused(reply).0, 22, "{bytes} bytes");
+    }
+    assert_eq!(refused(pair.ask(1, Request::MoveOpen { bytes: 4096 })).0, 22, "without a file");
+    let file = Mapping::create(c"move", 8192, PageSize::Base).unwrap();
+    let fd = file.fd().try_clone_to_owned().unwrap();
+    assert_eq!(pair.hosts[1].request(session, Request::MoveOpen { bytes: 8192 }, vec![fd]).0, Reply::Done);
+    for wrong in [
+        begin(addr, 0, scratch, 0),
+        begin(addr + 1, 4096, scratch, 0),
+        begin(addr, 4095, scratch, 0),
+        begin(addr, 4096, scratch, 8192),
+        begin(addr, 4096, scratch, u64::MAX - 4095),
+        begin(addr, 4096, scratch + 8, 0),
+        begin(addr, 4096, addr, 0),
+        begin(addr, MOVE_CHUNK_BYTES + 4096, scratch, 0),
+        begin(u64::MAX - 4095, 4096, scratch, 0),
+        begin(addr, 4096, u64::MAX - 4095, 0),
+        begin(1 << 30, 4096, scratch, 0),
+    ] {
+        assert_eq!(refused(pair.ask(1, wrong.clone())).0, 22, "{wrong:?}");
+    }
+    assert!(refused(pair.ask(1, Request::MoveAbandon)).1.ends_with("needs MoveBegin before it"));
+    assert_eq!(pair.ask(1, begin(addr, 4096, scratch, 0)), Reply::Done);
+    assert_eq!(refused(pair.ask(1, begin(addr, 4096, scratch, 0))).0, 16, "one at a time");
+    assert_eq!(refused(pair.ask(1, Request::MoveCopy)).0, 14, "scratch is not there");
+    assert_eq!(pair.ask(1, Request::MoveAbandon), Reply::Done);
+    assert_eq!(refused(pair.ask(1, begin(addr, 4096, scratch, 0))).0, 16, "never again");
+    let ours = Memory::new(&mut pair, 0);
+    ours.mapping.write(0, &[5; 64]).unwrap();
+    operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(0, 64), &theirs, 100);
+    assert_eq!((pair.failures(0), theirs.bytes(100, 64)), (vec![done(7)], vec![5; 64]));
+    assert_eq!(tier(&mut pair, 1, theirs.key), (MrTier::Process, 0));
+    assert_eq!(refused(pair.ask(0, Request::QueryMr { lkey: theirs.key })).0, 22, "another session's");
+}
+
+/// Every operation of side 0 on the memory of side 1.
+fn every_operation(pair: &mut Pair, ours: &Memory, theirs: &Memory) {
     let data = pattern(9001);
     ours.mapping.write(3, &data).unwrap();
-    operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(3, 9001), &theirs, 77);
+    operate(pair, WrOpcode::RdmaWrite, ours.sge(3, 9001), theirs, 77);
     assert_eq!((pair.failures(0), theirs.bytes(77, 9001)), (vec![done(7)], data.clone()));
 
-    operate(&mut pair, WrOpcode::RdmaRead, ours.sge(20_000, 9001), &theirs, 77);
+    operate(pair, WrOpcode::RdmaRead, ours.sge(20_000, 9001), theirs, 77);
     assert_eq!((pair.failures(0), ours.bytes(20_000, 9001)), (vec![done(7)], data.clone()));
 
     pair.qps[1].post_recv(8, &[theirs.sge(30_000, 1000), theirs.sge(40_000, 9000)]);
-    operate(&mut pair, WrOpcode::Send, ours.sge(3, 9001), &theirs, 0);
+    operate(pair, WrOpcode::Send, ours.sge(3, 9001), theirs, 0);
     assert_eq!((pair.failures(0), pair.failures(1)), (vec![done(7)], vec![done(8)]));
     assert_eq!([theirs.bytes(30_000, 1000), theirs.bytes(40_000, 8001)].concat(), data);
 
@@ -88,14 +279,11 @@ fn every_operation_reaches_memory_that_nobody_attached() {
         (WrOpcode::AtomicCmpAndSwp, 5, 9),
     ] {
         theirs.mapping.write(64, &before.to_ne_bytes()).unwrap();
-        operate(&mut pair, opcode, ours.sge(0, 8), &theirs, 64);
+        operate(pair, opcode, ours.sge(0, 8), theirs, 64);
         assert_eq!(pair.failures(0), [done(7)]);
         assert_eq!(ours.bytes(0, 8), before.to_ne_bytes(), "{opcode}");
         assert_eq!(theirs.bytes(64, 8), after.to_ne_bytes(), "{opcode}");
     }
-    let counters = pair.counters(1);
-    assert!(counters.process_memory_writes > 9 && counters.process_memory_reads > 8, "{counters:?}");
-    assert_eq!(counters.process_memory_faults, 0);
 }
 
 #[test]
@@ -157,7 +345,7 @@ fn what_is_not_the_clients_memory_is_refused() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(attach(&mut pair, 0, vec![])).0, 22);
-    let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
     let (errno, message) = refused(attach(&mut pair, 0, vec![zero.into()]));
     assert!(errno == 1 && message.contains("not the client's own /proc/"), "{errno}: {message}");
     let memory = Memory::new(&mut pair, 0);
