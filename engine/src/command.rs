@@ -8,6 +8,7 @@ use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
 use shm::qos::QosSettings;
+use shm::ring::CqWriter;
 use wire::{MacAddr, Qpn};
 
 use crate::config::PortConfig;
@@ -44,6 +45,13 @@ pub enum Command {
         index: u32,
         /// The CQ.
         cq: Box<Cq>,
+    },
+    /// Gives a CQ another ring.
+    ReplaceCqRing {
+        /// Index in the shard.
+        index: u32,
+        /// The ring's producer.
+        writer: Box<CqWriter>,
     },
     /// Gives a CQ back.
     RemoveCq {
@@ -213,6 +221,8 @@ pub enum Answer {
     Missing,
     /// The CQ that was removed.
     Cq(Box<Cq>),
+    /// The ring that a CQ had.
+    CqRing(Box<CqWriter>),
     /// The SRQ that was removed.
     Srq(Box<Srq>),
     /// An SRQ's limit and receives left.

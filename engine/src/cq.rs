@@ -63,6 +63,14 @@ impl CqTable {
         }
     }
 
+    /// Gives a CQ another ring, for the one that it had. An overrun stays one: completions are lost.
+    pub(crate) fn replace_ring(&mut self, index: u32, mut writer: Box<CqWriter>) -> Option<Box<CqWriter>> {
+        let cq = self.slots.get_mut(index as usize)?.as_mut()?;
+        writer.succeed(&cq.writer);
+        std::mem::swap(&mut cq.writer, &mut writer);
+        Some(writer)
+    }
+
     pub(crate) fn remove(&mut self, index: u32) -> Option<Box<Cq>> {
         self.touched.retain(|&touched| touched != index);
         self.slots.get_mut(index as usize)?.take()

@@ -342,6 +342,14 @@ pub enum Request {
         /// What changes.
         change: Box<QosChange>,
     },
+    /// Gives a CQ a new, empty ring: [`Reply::CqRing`]. Completions that are in the old one stay there, and the client takes them before
+    /// it makes another request: then the ring's memory may be another object's. What the CQ was armed for it stays armed for.
+    ResizeCq {
+        /// The CQ.
+        cq: u32,
+        /// Entries at least.
+        cqe: u32,
+    },
 }
 
 /// What the daemon answers.
@@ -509,6 +517,13 @@ pub enum Reply {
     },
     /// Quality of service of the ports asked for.
     Qos(Vec<PortQos>),
+    /// A CQ's new ring.
+    CqRing {
+        /// Entries, a power of two.
+        depth: u32,
+        /// Where it lies.
+        block: BlockAddress,
+    },
 }
 
 /// Counters of a daemon: names as in the kernel where one exists there (`docs/counters.md`).

@@ -11,6 +11,7 @@
 //! * [`mapping`]: sealed memfd memory and bounded, reference-free access to it.
 //! * [`guarded`]: mappings of files that somebody else may truncate.
 //! * [`vma`]: what lies where in a process's address space.
+//! * [`fork`]: telling a process from its children.
 //! * [`clock`]: the engine's clock, read by its clients.
 //! * [`process_memory`]: any memory of a client's process, by system calls.
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
@@ -26,6 +27,7 @@ pub mod clock;
 pub mod control;
 pub mod copy_crc;
 pub mod doorbell;
+pub mod fork;
 pub mod guarded;
 pub mod inode;
 pub mod layout;

@@ -587,6 +587,13 @@ impl CqWriter {
         })
     }
 
+    /// Takes another ring's place, which the client does not touch meanwhile: what it was armed for and how often it has notified.
+    pub fn succeed(&mut self, other: &Self) {
+        for (ours, theirs) in [(self.arm, other.arm), (self.notify_count, other.notify_count)] {
+            self.queue.word(ours).store(other.queue.word(theirs).load(Relaxed), Relaxed);
+        }
+    }
+
     /// Writes a completion and makes it visible.
     ///
     /// # Errors
@@ -656,6 +663,14 @@ impl CqPoller {
             notify_count: at(layout::CQ_NOTIFY_COUNT),
             overrun: at(layout::CQ_OVERRUN),
         })
+    }
+
+    /// The consumer of the ring that takes this one's place ([`CqWriter::succeed`]). What is left here is still to be taken.
+    ///
+    /// # Errors
+    /// [`BadBlock`] if the daemon's block can't hold it.
+    pub fn successor(&self, block: &Block, depth: u32) -> Result<Self, BadBlock> {
+        Ok(Self { notified: self.notified, ..Self::new(block, depth)? })
     }
 
     /// Takes the next completion, if there is one. Call [`CqPoller::publish`] after a batch.

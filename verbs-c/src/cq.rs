@@ -38,7 +38,7 @@ pub(crate) struct ChannelObject {
 #[repr(C)]
 pub(crate) struct CqObject {
     /// The program reads and writes it whenever it likes.
-    _abi: UnsafeCell<ibv_cq_ex>,
+    abi: UnsafeCell<ibv_cq_ex>,
     pub(crate) cq: CompletionQueue,
     session: Arc<Session>,
     channel: Option<(NonNull<ChannelObject>, InUse)>,
@@ -76,6 +76,12 @@ impl CqObject {
     pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> Result<&'a Self, Failure> {
         // SAFETY: the caller's promise.
         unsafe { cq.cast::<Self>().as_ref() }.ok_or(entry::INVALID)
+    }
+
+    /// `EPERM` in a forked child: the CQ is its parent's.
+    #[inline]
+    fn check_process(&self) -> Result<(), Failure> {
+        if self.session.context.is_inherited() { Err(Errno::EPERM.into()) } else { Ok(()) }
     }
 }
 
@@ -146,7 +152,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut CqOb
         channel: wanted.channel,
         cq_context: wanted.cq_context,
         handle: cq.handle(),
-        cqe: c_int::try_from(cq.depth()).unwrap_or(c_int::MAX),
+        cqe: entries(&cq),
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         comp_events_completed: 0,
@@ -154,7 +160,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut CqOb
     };
     let number = cq.handle();
     let object = Box::new(CqObject {
-        _abi: UnsafeCell::new(readers(base)),
+        abi: UnsafeCell::new(readers(base)),
         cq,
         session: Arc::clone(&session),
         channel: channel.map(|channel| (NonNull::from(channel), channel.in_use.clone())),
@@ -169,6 +175,11 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut CqOb
         channel.cqs.add(number, object);
     }
     Ok(object.as_ptr())
+}
+
+/// How many completions a CQ holds.
+fn entries(cq: &CompletionQueue) -> c_int {
+    c_int::try_from(cq.depth()).unwrap_or(c_int::MAX)
 }
 
 /// A CQ for at least `cqe` completions.
@@ -229,6 +240,9 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         if !object.in_use.by_nobody() {
             return Err(entry::BUSY);
         }
+        if object.session.context.is_inherited() {
+            return Ok(());
+        }
         let number = object.cq.handle();
         object.session.cqs.remove(number);
         if let Some((channel, _)) = &object.channel {
@@ -243,7 +257,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// A CQ that is large enough already stays as it is. Others can't grow.
+/// Makes a CQ hold at least so many completions. One that holds as many already stays as it is.
 ///
 /// # Safety
 /// `cq` is a CQ of ours.
@@ -252,11 +266,10 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { CqObject::of(cq) }?;
-        match u32::try_from(cqe) {
-            Ok(1..) if cqe.cast_unsigned() <= object.cq.depth() => Ok(()),
-            Ok(1..) => Err(entry::NOT_OFFERED),
-            _ => Err(entry::INVALID),
-        }
+        object.cq.resize(u32::try_from(cqe).map_err(|_| entry::INVALID)?)?;
+        // SAFETY: a field of our own object, which the program only reads.
+        unsafe { (*object.abi.get()).base.cqe = entries(&object.cq) };
+        Ok(())
     })
 }
 
@@ -308,7 +321,9 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     entry::status(|| {
         // SAFETY: the caller's promise.
-        unsafe { CqObject::of(cq) }?.cq.req_notify(solicited_only != 0);
+        let object = unsafe { CqObject::of(cq) }?;
+        object.check_process()?;
+        object.cq.req_notify(solicited_only != 0);
         Ok(())
     })
 }
@@ -335,7 +350,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
                 break;
             }
         }
-        Ok(())
+        if taken == 0 { object.check_process() } else { Ok(()) }
     });
     if done == 0 { taken as c_int } else { -done }
 }
@@ -439,6 +454,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut u32) -> c_int {
         }
         // SAFETY: the caller's promise.
         let object = unsafe { CqObject::of(cq.cast()) }?;
+        object.check_process()?;
         let turn: MutexGuard<'static, ()> = lock(&object.reading.turn);
         // SAFETY: we have the turn.
         unsafe { advance(cq) }?;

@@ -385,6 +385,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
+        if object.session.context.is_inherited() {
+            return Ok(());
+        }
         // SAFETY: a field that never changes.
         object.session.qps.remove(unsafe { (*qp).qp_num });
         object.events.wait();

@@ -193,6 +193,9 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         if !object.in_use.by_nobody() {
             return Err(entry::BUSY);
         }
+        if object.session.context.is_inherited() {
+            return Ok(());
+        }
         object.session.srqs.remove(object.srq.handle());
         object.events.wait();
         // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.

@@ -93,6 +93,9 @@ impl CompletionChannel {
     /// As there.
     pub fn try_get(&self) -> Result<Option<CompletionQueue>, VerbsError> {
         let inner = &*self.0;
+        if inner.remote.context.is_inherited() {
+            return Err(VerbsError::Inherited);
+        }
         let mut state = lock(&inner.state);
         // First of all: what comes after the looks below makes the channel readable again.
         inner.notifications.drain();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use shm::control::{AsyncEvent, CallError, Endpoint, Reply, Request};
+use shm::fork::Process;
 use shm::socket::SocketEndpoint;
 
 use crate::events::{Deadline, EventSource, Events};
@@ -25,6 +26,8 @@ pub(crate) struct ContextInner {
     endpoint: Arc<dyn Endpoint>,
     /// [`Endpoint::is_polled`], asked once: the data path looks at it.
     pub(crate) polled: bool,
+    /// Who opened it.
+    pub(crate) process: Process,
     device: DeviceAttr,
     session: u32,
     pub(crate) rings: Mutex<Rings>,
@@ -66,7 +69,7 @@ impl Context {
     }
 
     fn open(endpoint: Arc<dyn Endpoint>, watched: bool) -> Result<Self, VerbsError> {
-        let ours = shm::ABI_VERSION;
+        let (process, ours) = (Process::current(), shm::ABI_VERSION);
         let hello = Request::Hello { abi_version: ours, client_name: process_name() };
         let (reply, fds) = endpoint.call(&hello, &[])?;
         let unexpected = VerbsError::UnexpectedReply { request: "Hello" };
@@ -81,7 +84,8 @@ impl Context {
         let source = EventSource::new(socket, watched, &events)?;
         let polled = endpoint.is_polled();
         let (rings, process_attached, cm) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let inner = ContextInner { endpoint, polled, device, session, rings, process_attached, events, source, cm };
+        let inner =
+            ContextInner { endpoint, polled, process, device, session, rings, process_attached, events, source, cm };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -150,6 +154,14 @@ impl Context {
         !self.0.events.is_dead()
     }
 
+    /// True in a process that was forked from the one that opened the device. There every call fails with
+    /// [`VerbsError::Inherited`], work requests are not taken and completions not found; what was made in the session is forgotten
+    /// without a word to the daemon when it is destroyed or dropped. A context opened in the child is its own.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
+    }
+
     /// Drives an engine that lives on this thread by one turn; nothing where engines have threads of their own. Waiting
     /// and polling calls do it by themselves.
     pub fn make_progress(&self) {
@@ -166,6 +178,9 @@ impl Context {
     /// [`CallError::Disconnected`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError> {
         let inner = &*self.0;
+        if inner.is_inherited() {
+            return Err(VerbsError::Inherited);
+        }
         let deadline = Deadline::after(timeout);
         loop {
             if let Some(event) = inner.next_async_event() {
@@ -211,6 +226,10 @@ impl ContextInner {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
+        // The parent speaks on the socket, and one of its threads may have held a lock of it.
+        if self.is_inherited() {
+            return Err(VerbsError::Inherited);
+        }
         if self.events.is_dead() {
             return Err(CallError::Disconnected.into());
         }
@@ -224,6 +243,11 @@ impl ContextInner {
                 Err(error.into())
             }
         }
+    }
+
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.process.is_current()
     }
 
     fn next_async_event(&self) -> Option<AsyncEvent> {
@@ -245,7 +269,7 @@ impl ContextInner {
     /// Drives an engine on this thread; true if there is one.
     #[inline]
     pub(crate) fn make_progress(&self) -> bool {
-        if self.polled {
+        if self.polled && !self.is_inherited() {
             self.endpoint.make_progress();
         }
         self.polled
@@ -268,9 +292,10 @@ impl RemoteObject {
         self.destroy.is_none()
     }
 
-    /// Destroys it, once.
+    /// Destroys it, once. A child of its process only forgets it.
     pub(crate) fn release(&mut self) -> Result<(), VerbsError> {
         match self.destroy.take() {
+            Some(_) if self.context.is_inherited() => Ok(()),
             Some(request) => self.context.call(&request).map(drop),
             None => Ok(()),
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use shm::control::{Reply, Request};
+use shm::fork::Process;
 use shm::layout::{Arm, Cqe};
 use shm::ring::CqPoller;
 
@@ -25,9 +26,11 @@ pub(crate) struct CqInner {
     remote: RemoteObject,
     pub(crate) cq: u32,
     shard: u8,
-    depth: u32,
+    depth: AtomicU32,
     pub(crate) ring: Arc<CqRing>,
     channel: Option<Arc<ChannelInner>>,
+    /// Who made it: [`crate::Context::is_inherited`].
+    process: Process,
     /// Polls in a row that found nothing.
     empty_polls: AtomicU32,
 }
@@ -74,7 +77,8 @@ impl Context {
             if let Some(channel) = &channel {
                 channel.join(cq, &ring, owner);
             }
-            CqInner { remote, cq, shard, depth, ring, channel, empty_polls: AtomicU32::new(0) }
+            let (process, empty_polls) = (self.0.process, AtomicU32::new(0));
+            CqInner { remote, cq, shard, depth: AtomicU32::new(depth), ring, channel, process, empty_polls }
         })))
     }
 }
@@ -102,6 +106,9 @@ impl CompletionQueue {
     /// completions, when each poll yields the core.
     pub fn poll(&self, out: &mut [WorkCompletion]) -> usize {
         let inner = &*self.0;
+        if !inner.process.is_current() {
+            return 0;
+        }
         let count = lock(&inner.ring.state).take(out);
         if count > 0 {
             inner.empty_polls.store(0, Ordering::Relaxed);
@@ -124,18 +131,56 @@ impl CompletionQueue {
     /// Asks for one notification on the CQ's channel at the next completion; `solicited_only`: at the next solicited or
     /// failed one. Completions that are there already raise none: poll after it.
     pub fn req_notify(&self, solicited_only: bool) {
+        if !self.0.process.is_current() {
+            return;
+        }
         let arm = if solicited_only { Arm::Solicited } else { Arm::Any };
         lock(&self.0.ring.state).poller.arm(arm);
     }
 
     /// True once a completion was lost because the queue was full. There is no way back: destroy its QPs and it.
     pub fn is_overrun(&self) -> bool {
-        lock(&self.0.ring.state).poller.overrun()
+        let state = lock(&self.0.ring.state);
+        state.overrun || state.poller.overrun()
     }
 
     /// Completions that it holds at most.
     pub fn depth(&self) -> u32 {
-        self.0.depth
+        self.0.depth.load(Ordering::Relaxed)
+    }
+
+    /// Makes it hold at least `cqe` completions (`ibv_resize_cq`); one that holds as many already stays as it is. Nothing is lost and
+    /// no order is changed, while QPs go on to complete and other threads to poll: those wait for the answer.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`]: `EINVAL` for 0 or more entries than the device takes, `ENOMEM` at the client's limit.
+    pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
+        const REQUEST: &str = "ResizeCq";
+        let inner = &*self.0;
+        let context = &inner.remote.context;
+        if !inner.process.is_current() {
+            return Err(VerbsError::Inherited);
+        }
+        let mut rings = lock(&context.rings);
+        if (1..=self.depth()).contains(&cqe) {
+            return Ok(());
+        }
+        let mut state = lock(&inner.ring.state);
+        let (reply, fds) = context.call_with(&Request::ResizeCq { cq: inner.cq, cqe }, &[])?;
+        let Reply::CqRing { depth, block } = reply else {
+            return Err(VerbsError::UnexpectedReply { request: REQUEST });
+        };
+        // From here on the engine writes to the new ring, whether we can see it or not.
+        let attached =
+            rings.attach(&mut [block], &mut fds.into_iter(), REQUEST).and_then(|()| rings.block(block, REQUEST));
+        let successor = attached.and_then(|block| {
+            let made = state.poller.successor(&block, depth);
+            made.map_err(|_| VerbsError::UnexpectedReply { request: REQUEST })
+        });
+        let successor = successor.inspect_err(|_| state.overrun = true)?;
+        state.replace(successor);
+        inner.depth.store(depth, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Number of the lcore that serves it and its QPs.
@@ -163,13 +208,16 @@ impl fmt::Debug for CompletionQueue {
         f.debug_struct("CompletionQueue")
             .field("cq", &self.0.cq)
             .field("shard", &self.0.shard)
-            .field("depth", &self.0.depth)
+            .field("depth", &self.depth())
             .finish_non_exhaustive()
     }
 }
 
 impl CqInner {
     fn release(&mut self) -> Result<(), VerbsError> {
+        if !self.process.is_current() {
+            return self.remote.release();
+        }
         // Before the daemon may give the number to another CQ.
         if let (Some(channel), false) = (&self.channel, self.remote.is_released()) {
             channel.leave(self.cq);
@@ -196,6 +244,8 @@ struct CqState {
     qps: HashMap<u32, Member, BuildHasherDefault<QpnHasher>>,
     /// SRQs of XRC domains whose receives complete here, by handle: no QP of ours speaks for them.
     srqs: Vec<(u32, Arc<SrqQueue>)>,
+    /// Of a ring of before.
+    overrun: bool,
     flushed: bool,
 }
 
@@ -234,7 +284,8 @@ impl Hasher for QpnHasher {
 impl CqRing {
     fn new(poller: CqPoller) -> Self {
         let qps = HashMap::default();
-        Self { state: Mutex::new(CqState { poller, held: VecDeque::new(), qps, srqs: Vec::new(), flushed: false }) }
+        let (held, srqs) = (VecDeque::new(), Vec::new());
+        Self { state: Mutex::new(CqState { poller, held, qps, srqs, overrun: false, flushed: false }) }
     }
 
     /// True if a notification was raised since the last call.
@@ -304,6 +355,15 @@ impl CqState {
             member.queues.count_completion(&cqe);
         }
         Some(cqe)
+    }
+
+    /// Goes on with another ring, after what is left in this one.
+    fn replace(&mut self, poller: CqPoller) {
+        while let Some(cqe) = self.next() {
+            self.held.push_back(cqe.into());
+        }
+        self.overrun |= self.poller.overrun();
+        self.poller = poller;
     }
 
     fn purge(&mut self, qpn: u32) {

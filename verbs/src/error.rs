@@ -27,6 +27,9 @@ pub enum VerbsError {
     /// A work request was not taken.
     #[error(transparent)]
     Post(#[from] PostError),
+    /// The session is of the process that this one was forked from.
+    #[error("the session belongs to the process that this one was forked from: open the device here")]
+    Inherited,
     /// Shared memory could not be made or mapped.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -95,6 +98,7 @@ impl VerbsError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Refused { errno, .. } => *errno,
+            Self::Inherited => Errno::EPERM as i32,
             Self::Call(CallError::Disconnected) => Errno::EIO as i32,
             Self::Call(CallError::Io(error)) | Self::Connect { error, .. } | Self::Os { error, .. } => {
                 error.raw_os_error().unwrap_or(Errno::EIO as i32)
@@ -173,6 +177,9 @@ pub enum PostError {
     /// The daemon is gone.
     #[error("the daemon has gone")]
     Disconnected,
+    /// The queue is of the process that this one was forked from.
+    #[error("the queue belongs to the process that this one was forked from")]
+    Inherited,
 }
 
 impl PostError {
@@ -181,6 +188,7 @@ impl PostError {
         match self {
             Self::Full => Errno::ENOMEM as i32,
             Self::Disconnected => Errno::EIO as i32,
+            Self::Inherited => Errno::EPERM as i32,
             _ => Errno::EINVAL as i32,
         }
     }

@@ -19,6 +19,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 use shm::control::{self, AsyncEvent, CallError};
+use shm::fork::Process;
 use shm::socket;
 use shm::wake::Notifier;
 
@@ -206,6 +207,7 @@ impl EventSource {
 
 /// The thread that reads the event socket of a daemon. Ends when dropped.
 pub(crate) struct Watcher {
+    process: Process,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -221,12 +223,17 @@ impl Watcher {
         let thread = std::thread::Builder::new().name("ferroce-events".to_owned()).spawn(run);
         before.thread_set_mask().map_err(VerbsError::os("sigmask"))?;
         let thread = thread.map_err(|error| VerbsError::Os { call: "starting a thread", error })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { process: Process::current(), stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A forked child has no such thread, and the descriptor is the parent's too.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         ring(self.stop.as_fd());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

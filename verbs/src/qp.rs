@@ -134,6 +134,7 @@ impl ProtectionDomain {
         };
         let queues = Arc::new(QpQueues {
             qpn,
+            process: context.process,
             doorbell: Doorbell { shard, index: doorbell_index },
             signal_all: init.sq_sig_all,
             send: Mutex::new(SendSide::new(poster)),
@@ -384,8 +385,8 @@ impl QpInner {
     }
 
     fn release(&mut self) -> Result<(), VerbsError> {
-        if self.remote.is_released() {
-            return Ok(());
+        if self.remote.is_released() || self.context().is_inherited() {
+            return self.remote.release();
         }
         let context = Arc::clone(self.context());
         // Creation takes this lock too: no new QP gets our number before the CQs have forgotten it.

@@ -48,7 +48,9 @@ impl SrqInner {
     }
 
     fn release(&mut self) -> Result<(), VerbsError> {
-        if let (Some(xrc), false) = (&self.xrc, self.remote.is_released()) {
+        if let (Some(xrc), false) = (&self.xrc, self.remote.is_released())
+            && !self.remote.context.is_inherited()
+        {
             xrc.cq.0.ring.leave_srq(self.srq);
         }
         self.remote.release()
@@ -108,6 +110,9 @@ impl SharedReceiveQueue {
     /// # Errors
     /// [`BatchError`]: those before the failed one are posted.
     pub fn post_recv_batch(&self, wrs: &[RecvWr<'_>]) -> Result<(), BatchError> {
+        if self.0.remote.context.is_inherited() {
+            return Err(BatchError { posted: 0, error: PostError::Inherited });
+        }
         let mut state = lock(&self.0.queue.0);
         if state.closed {
             return Err(BatchError { posted: 0, error: PostError::Disconnected });

@@ -346,6 +346,31 @@ fn memory_is_bounded_by_pool_and_region() {
 }
 
 #[test]
+fn a_cq_grows_between_two_polls_and_its_channel_still_tells() {
+    let bed = bed(false);
+    let channel = bed.context.create_channel().unwrap();
+    let cq = bed.context.create_cq(&CqInit { cqe: 2, channel: Some(&channel), comp_vector: None }).unwrap();
+    let qp = ready_qp(&bed.pd, &cq, cap(8, 4));
+    let complete = |wr_id| bed.mock.complete(qp.qpn(), wr_id, WcOpcode::Send, WcStatus::Success);
+    complete(1);
+    complete(2);
+    cq.req_notify(false);
+    cq.resize(5).unwrap();
+    assert_eq!(cq.depth(), 8);
+    (3..11).for_each(complete);
+    assert_eq!(channel.try_get().unwrap().map(|told| told.handle()), Some(cq.handle()));
+    assert_eq!(ids(&cq), (1..11).collect::<Vec<_>>());
+    assert!(!cq.is_overrun());
+    bed.mock.take_log();
+    cq.resize(8).unwrap();
+    assert!(bed.mock.take_log().is_empty(), "it is as large");
+    bed.mock.state().refuse = Some((22, "too many"));
+    assert_eq!(cq.resize(1 << 30).unwrap_err().errno(), 22);
+    complete(11);
+    assert_eq!((ids(&cq), cq.depth()), (vec![11], 8));
+}
+
+#[test]
 fn a_channel_hands_out_each_cq_once_a_notification() {
     let bed = bed(false);
     let channel = bed.context.create_channel().unwrap();

@@ -359,6 +359,7 @@ fn res_mr_lists_regions_page_by_page() {
             length: 4096,
             access: AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ,
             tier,
+            mapped_bytes: if tier == MrTier::Process { 0 } else { 4096 },
         };
         Some(match request {
             Request::ListMrs { after: None } => Reply::Mrs { mrs: vec![mr(1, MrTier::Process)], more: true },

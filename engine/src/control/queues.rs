@@ -86,6 +86,33 @@ impl Control {
         }
     }
 
+    pub(super) fn resize_cq<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        handle: u32,
+        cqe: u32,
+    ) -> Result<Answered, Refusal> {
+        let max = self.config.limits.max_cqe;
+        if cqe == 0 || cqe > max {
+            return refuse(errno::EINVAL, format!("a CQ of {cqe} entries: 1 to {max} are allowed"));
+        }
+        let Some(&CqBook { shard, index, .. }) = session.cqs.get(&handle) else {
+            return refuse(errno::EINVAL, format!("CQ {handle} does not exist"));
+        };
+        let depth = cqe.next_power_of_two();
+        let (block, address) = session.allocate(cq_block_bytes(depth))?;
+        let made = CqWriter::new(&block, depth).or_else(|error| refuse(errno::EINVAL, error.to_string()));
+        let made = made.and_then(|writer| Ok((writer, session.new_segment_fds(&[address])?)));
+        let (writer, fds) = made.inspect_err(|_| session.segments.release(address))?;
+        drop(shards.command(shard, Command::ReplaceCqRing { index, writer: Box::new(writer) }));
+        if let Some(book) = session.cqs.get_mut(&handle) {
+            // The engine does not touch the old one any more.
+            session.segments.release(std::mem::replace(&mut book.address, address));
+        }
+        Ok((Reply::CqRing { depth, block: address }, fds))
+    }
+
     pub(super) fn destroy_cq<S: Shards>(
         &mut self,
         shards: &mut S,

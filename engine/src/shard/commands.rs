@@ -35,6 +35,9 @@ impl Shard {
                 self.env.overrun_cqs.reserve(64);
                 done_or_missing(self.env.cqs.insert(index, cq))
             }
+            Command::ReplaceCqRing { index, writer } => {
+                self.env.cqs.replace_ring(index, writer).map_or(Answer::Missing, Answer::CqRing)
+            }
             Command::RemoveCq { index } => self.env.cqs.remove(index).map_or(Answer::Missing, Answer::Cq),
             Command::AddSrq { index, srq } => self.add_srq(index, srq),
             Command::SetSrqLimit { index, limit } => self.set_srq_limit(index, limit),

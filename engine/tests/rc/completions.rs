@@ -66,6 +66,42 @@ fn completions_say_what_was_done() {
 }
 
 #[test]
+fn a_cq_that_grows_loses_nothing_and_stays_armed() {
+    let (mut pair, mut small, cq) = Pair::with_send_cq(2, false);
+    small.arm(Arm::Any);
+    let complete = |pair: &mut Pair, wr_ids: std::ops::Range<u64>| {
+        for wr_id in wr_ids {
+            let wqe = pair.wqe(wr_id, WrOpcode::RdmaWrite);
+            pair.post(wqe, 8);
+            pair.advance(1000);
+        }
+    };
+    let ids = |poller: &mut shm::ring::CqPoller| -> Vec<u64> {
+        std::iter::from_fn(|| poller.next()).map(|cqe| cqe.wr_id).collect()
+    };
+    complete(&mut pair, 0..2);
+    assert_eq!(small.take_notified(), 1);
+    small.arm(Arm::Any);
+    let (client, host) = (&mut pair.clients[0], &mut pair.hosts[0]);
+    let mut large = client.resized(host, cq, 5, &small);
+    complete(&mut pair, 2..10);
+    assert_eq!((ids(&mut small), ids(&mut large)), (vec![0, 1], (2..10).collect()));
+    assert_eq!(large.take_notified(), 1);
+    // It overruns at its own depth; a larger ring does not bring back what was lost.
+    large.publish();
+    complete(&mut pair, 10..19);
+    assert!(large.overrun());
+    let (client, host) = (&mut pair.clients[0], &mut pair.hosts[0]);
+    let mut larger = client.resized(host, cq, 64, &large);
+    complete(&mut pair, 19..20);
+    assert_eq!((ids(&mut large), ids(&mut larger)), ((10..18).collect(), vec![]));
+    let refused = |pair: &mut Pair, cq, cqe| {
+        matches!(pair.ask(0, Request::ResizeCq { cq, cqe }), Reply::Refused { errno: 22, .. })
+    };
+    assert!(refused(&mut pair, cq, 0) && refused(&mut pair, cq, u32::MAX) && refused(&mut pair, 12_345, 4));
+}
+
+#[test]
 fn unsignalled_requests_complete_in_silence_and_give_their_slots_back() {
     let mut pair = Pair::new(Connect::default());
     for round in 0..5 {

@@ -255,6 +255,14 @@ impl Client {
         (cq, poller)
     }
 
+    /// The new ring of a CQ.
+    pub(crate) fn resized(&mut self, host: &mut Host, cq: u32, cqe: u32, old: &CqPoller) -> CqPoller {
+        let (reply, fds) = host.request(self.session, Request::ResizeCq { cq, cqe }, vec![]);
+        let Reply::CqRing { depth, block } = reply else { panic!("{reply:?}") };
+        attach(&mut self.segments, &[block], fds);
+        old.successor(&place(&self.segments, block), depth).unwrap()
+    }
+
     /// An SRQ, what posts to it, and where it lies.
     pub(crate) fn srq(&mut self, host: &mut Host, attr: SrqAttr) -> (u32, RecvPoster, Block) {
         let request = Request::CreateSrq { pd: self.pd, cq: Some(self.cq), attr };

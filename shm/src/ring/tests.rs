@@ -115,6 +115,29 @@ fn notifications_come_once_per_request() {
 }
 
 #[test]
+fn a_ring_s_successor_is_empty_and_goes_on_with_its_notifications() {
+    let (small, large) = (block(cq_block_bytes(2)), block(cq_block_bytes(8)));
+    let (mut writer, mut poller) = (CqWriter::new(&small, 2).unwrap(), CqPoller::new(&small, 2).unwrap());
+    poller.arm(Arm::Any);
+    assert!(writer.take_notification(false));
+    poller.arm(Arm::Solicited);
+    writer.push(&Cqe { wr_id: 1, ..Cqe::default() }).unwrap();
+    let mut next = CqWriter::new(&large, 8).unwrap();
+    next.succeed(&writer);
+    let mut after = poller.successor(&large, 8).unwrap();
+    assert_eq!((poller.next().unwrap().wr_id, after.next()), (1, None));
+    for wr_id in 2..10 {
+        next.push(&Cqe { wr_id, ..Cqe::default() }).unwrap();
+    }
+    assert!(!next.take_notification(false) && next.take_notification(true), "still armed for solicited ones");
+    assert_eq!(after.take_notified(), 2);
+    assert_eq!(
+        std::iter::from_fn(|| after.next()).map(|cqe| cqe.wr_id).collect::<Vec<_>>(),
+        (2..10).collect::<Vec<_>>()
+    );
+}
+
+#[test]
 fn a_block_that_is_too_small_is_refused() {
     let block = block(64);
     let sq = QueueShape::send(1 << 20, 16, 0);

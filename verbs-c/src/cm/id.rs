@@ -28,6 +28,8 @@ use crate::qp::{IdLink, QpObject};
 pub(crate) struct IdObject {
     /// The program reads and writes it whenever it likes.
     abi: UnsafeCell<rdma_cm_id>,
+    /// Who made it.
+    pid: u32,
     port_space: PortSpace,
     pub(super) events: Unacknowledged,
     /// Lets the QP go when the program destroys that first.
@@ -81,6 +83,7 @@ impl IdObject {
         let state = IdState { is_sync, ..IdState::default() };
         Self {
             abi: UnsafeCell::new(abi),
+            pid: std::process::id(),
             port_space,
             events: Unacknowledged::default(),
             link: IdLink::default(),
@@ -386,6 +389,10 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     entry::number(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { IdObject::of(id) }?;
+        if object.pid != std::process::id() {
+            // A copy of the parent's id, whose events the parent acknowledges.
+            return Ok(0);
+        }
         lock(&object.link).take();
         object.keep_only(None);
         object.acknowledge_last();

@@ -218,6 +218,9 @@ impl EventChannel {
 
     /// The next event whose id still has a handle.
     fn take(&self) -> Result<Option<CmEvent>, VerbsError> {
+        if self.context().is_inherited() {
+            return Err(VerbsError::Inherited);
+        }
         let mut registry = lock(&self.context().cm);
         loop {
             if registry.ahead_of(self.0.channel).is_empty() {
@@ -299,6 +302,9 @@ impl fmt::Debug for EventChannel {
 
 impl ChannelInner {
     fn forget_ahead(&self) {
+        if self.remote.context.is_inherited() {
+            return;
+        }
         let ahead = lock(&self.remote.context.cm).ahead.remove(&self.channel);
         // The daemon destroys no channel whose events still hold new ids.
         drop(ahead);

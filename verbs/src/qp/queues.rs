@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use shm::fork::Process;
 use shm::layout::Cqe;
 use shm::ring::{RecvPoster, SendPoster};
 use shm::segment::Block;
@@ -23,6 +24,8 @@ const RETIRE_YIELDS_MAX: u32 = 10_000;
 /// The part of a QP that its CQs see too.
 pub(crate) struct QpQueues {
     pub(crate) qpn: u32,
+    /// Who made it: [`crate::Context::is_inherited`].
+    pub(crate) process: Process,
     pub(crate) doorbell: Doorbell,
     /// Every send makes a completion, asked for or not.
     pub(crate) signal_all: bool,
@@ -114,6 +117,9 @@ impl QpQueues {
     pub(crate) fn post_recvs(&self, wrs: &[RecvWr<'_>]) -> Result<(), BatchError> {
         let no_queue = PostError::NoReceiveQueue { qpn: Qpn::new(self.qpn) };
         let recv = self.recv.as_ref().ok_or(BatchError { posted: 0, error: no_queue })?;
+        if !self.process.is_current() {
+            return Err(BatchError { posted: 0, error: PostError::Inherited });
+        }
         let mut side = lock(recv);
         let completed_count = self.tally.recvs.load(Relaxed);
         let mut failed = None;
@@ -231,7 +237,7 @@ impl QpQueues {
 #[must_use = "a batch sends nothing until it is committed"]
 pub struct SendBatch<'a> {
     queues: &'a QpQueues,
-    /// `None` once committed.
+    /// `None` once committed, and in a child of the queue's process.
     side: Option<MutexGuard<'a, SendSide>>,
     signaled_before: u32,
     count: u32,
@@ -240,9 +246,9 @@ pub struct SendBatch<'a> {
 impl<'a> SendBatch<'a> {
     #[inline]
     pub(crate) fn new(queues: &'a QpQueues) -> Self {
-        let side = lock(&queues.send);
-        let signaled_before = side.signaled_count;
-        Self { queues, side: Some(side), signaled_before, count: 0 }
+        let side = queues.process.is_current().then(|| lock(&queues.send));
+        let signaled_before = side.as_ref().map_or(0, |side| side.signaled_count);
+        Self { queues, side, signaled_before, count: 0 }
     }
 
     /// Adds a work request.
@@ -251,7 +257,7 @@ impl<'a> SendBatch<'a> {
     /// [`PostError`]; it was not added, and what was added before stays.
     #[inline]
     pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let Some(side) = &mut self.side else { return Err(PostError::Disconnected) };
+        let Some(side) = &mut self.side else { return Err(PostError::Inherited) };
         if side.closed {
             return Err(PostError::Disconnected);
         }

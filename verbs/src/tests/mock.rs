@@ -221,6 +221,7 @@ impl State {
             }
             Request::AllocPd | Request::CreateAh { .. } => just(Reply::Handle(self.new_handle())),
             Request::CreateCq { cqe, channel, .. } => self.create_cq(*cqe, *channel),
+            Request::ResizeCq { cq, cqe } => self.resize_cq(*cq, *cqe),
             Request::CreateSrq { attr, .. } => self.create_srq(*attr),
             Request::OpenXrcd { .. } => just(Reply::Xrcd { xrcd: self.new_handle(), shard: 3 }),
             Request::CreateXrcSrq { attr, .. } => match self.create_srq(*attr) {
@@ -261,6 +262,17 @@ impl State {
         self.cqs.insert(cq, MockCq { writer: CqWriter::new(&block, depth).unwrap(), channel });
         let fds = self.show(&mut [address]);
         (Reply::Cq { cq, shard: 0, depth, block: address }, fds)
+    }
+
+    fn resize_cq(&mut self, cq: u32, cqe: u32) -> (Reply, Vec<OwnedFd>) {
+        let depth = cqe.next_power_of_two();
+        let (block, address) = self.allocate(ring::cq_block_bytes(depth));
+        let cq = self.cqs.get_mut(&cq).unwrap();
+        let mut writer = CqWriter::new(&block, depth).unwrap();
+        writer.succeed(&cq.writer);
+        cq.writer = writer;
+        let fds = self.show(&mut [address]);
+        (Reply::CqRing { depth, block: address }, fds)
     }
 
     fn create_srq(&mut self, attr: SrqAttr) -> (Reply, Vec<OwnedFd>) {
