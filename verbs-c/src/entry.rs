@@ -60,6 +60,14 @@ pub(crate) fn number(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     })
 }
 
+/// As [`number`], for calls whose number is as wide as a pointer.
+pub(crate) fn long(body: impl FnOnce() -> Result<isize, Failure>) -> isize {
+    caught(body).unwrap_or_else(|Failure(errno)| {
+        Errno::set_raw(errno);
+        -1
+    })
+}
+
 /// For verbs that return a pointer, or NULL and `errno`.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Failure>) -> *mut T {
     caught(body).unwrap_or_else(|Failure(errno)| {

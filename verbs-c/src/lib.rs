@@ -11,6 +11,7 @@
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
 //! * [`cm`]: the connection manager, for `librdmacm.so.1`.
 //! * [`later`]: verbs of later headers.
+//! * [`rsocket`]: sockets over connections, for `librdmacm.so.1` too.
 //! * `provider`: symbols that the vendors' own libraries, which come along with many programs, must find.
 //!
 //! Errors are rdma-core's: functions that return pointers set `errno`, those that return numbers return it. With
@@ -34,6 +35,7 @@ mod post;
 pub mod provider;
 pub mod qp;
 pub mod query;
+pub mod rsocket;
 pub mod srq;
 pub mod strings;
 mod xrc;

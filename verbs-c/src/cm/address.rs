@@ -12,7 +12,7 @@ use crate::entry::Failure;
 ///
 /// # Safety
 /// `addr` is NULL, or an address as long as its family has it.
-pub(super) unsafe fn read(addr: *const sockaddr) -> Result<Option<SocketAddr>, Failure> {
+pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Option<SocketAddr>, Failure> {
     // SAFETY: the caller's promise.
     let Some(family) = (unsafe { addr.as_ref() }).map(|addr| c_int::from(addr.sa_family)) else { return Ok(None) };
     match family {
@@ -37,19 +37,19 @@ pub(super) unsafe fn read(addr: *const sockaddr) -> Result<Option<SocketAddr>, F
 ///
 /// # Safety
 /// As [`read`].
-pub(super) unsafe fn read_some(addr: *const sockaddr) -> Result<SocketAddr, Failure> {
+pub(crate) unsafe fn read_some(addr: *const sockaddr) -> Result<SocketAddr, Failure> {
     // SAFETY: the caller's promise.
     unsafe { read(addr) }?.ok_or(crate::entry::INVALID)
 }
 
 /// No address.
-pub(super) const fn none() -> sockaddr_storage {
+pub(crate) const fn none() -> sockaddr_storage {
     // SAFETY: all zeroes are an address of no family.
     unsafe { mem::zeroed() }
 }
 
 /// As C has it.
-pub(super) fn storage(addr: SocketAddr) -> sockaddr_storage {
+pub(crate) fn storage(addr: SocketAddr) -> sockaddr_storage {
     let mut storage = none();
     match addr {
         SocketAddr::V4(v4) => {
@@ -78,7 +78,7 @@ pub(super) fn storage(addr: SocketAddr) -> sockaddr_storage {
 }
 
 /// Bytes of an address of its family.
-pub(super) const fn length(addr: SocketAddr) -> u32 {
+pub(crate) const fn length(addr: SocketAddr) -> u32 {
     match addr {
         SocketAddr::V4(_) => size_of::<sockaddr_in>() as u32,
         SocketAddr::V6(_) => size_of::<sockaddr_in6>() as u32,
@@ -86,7 +86,7 @@ pub(super) const fn length(addr: SocketAddr) -> u32 {
 }
 
 /// The port of a stored address, in network order; 0 if there is none.
-pub(super) fn port(storage: &sockaddr_storage) -> u16 {
+pub(crate) fn port(storage: &sockaddr_storage) -> u16 {
     // SAFETY: a stored address is as long as any family's.
     unsafe { read((&raw const *storage).cast()) }.ok().flatten().map_or(0, |addr| addr.port().to_be())
 }

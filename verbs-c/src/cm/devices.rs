@@ -17,7 +17,7 @@ use crate::events::{Table, lock};
 use crate::memory;
 
 /// An open device.
-pub(super) struct Device {
+pub(crate) struct Device {
     pub(super) verbs: *mut ibv_context,
     /// The domain of ids whose program brings none.
     pub(super) pd: *mut ibv_pd,
@@ -46,7 +46,7 @@ impl Device {
     }
 
     /// The session with its daemon.
-    pub(super) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         &self.session.context
     }
 
@@ -73,7 +73,7 @@ pub(super) fn last_errno() -> Failure {
 ///
 /// # Errors
 /// `ENODEV` if no daemon answers.
-pub(super) fn all() -> Result<Vec<Arc<Device>>, Failure> {
+pub(crate) fn all() -> Result<Vec<Arc<Device>>, Failure> {
     let mut opened = lock(&OPENED);
     let ours = opened.by == std::process::id();
     if !ours || opened.devices.is_empty() || opened.devices.iter().any(|device| !device.context().is_alive()) {
@@ -107,7 +107,7 @@ fn look(open: Vec<Arc<Device>>) -> Vec<Arc<Device>> {
 
 /// The device to reach a destination from: the one that has the source address, else the one that the host would send from, else
 /// the first.
-pub(super) fn towards(src: Option<SocketAddr>, dst: SocketAddr) -> Result<Arc<Device>, Failure> {
+pub(crate) fn towards(src: Option<SocketAddr>, dst: SocketAddr) -> Result<Arc<Device>, Failure> {
     let devices = all()?;
     if let [only] = devices.as_slice() {
         return Ok(Arc::clone(only));

@@ -9,12 +9,11 @@
 //! * `id`: ids, from their birth to listening; `connect`: from there to the end; `qp`: the queues of an id.
 //! * `endpoint`: `rdma_getaddrinfo` and ids made of its results; `multicast`; `option`.
 //! * `later`: calls of later headers, which are not offered.
-//! * `rsocket`: sockets over RDMA, which are not offered.
 //!
 //! An id without a channel waits in each call for its event, which it keeps until the next call (`id->event`).
 
 pub mod abi;
-mod address;
+pub(crate) mod address;
 pub mod channel;
 pub mod connect;
 pub mod devices;
@@ -25,4 +24,3 @@ pub mod later;
 pub mod multicast;
 pub mod option;
 pub mod qp;
-pub mod rsocket;
