@@ -11,6 +11,7 @@
 //! * [`flow`]: what workloads ask of a network of many hosts, and what it tells of it.
 //! * [`workload`]: flows by pattern, by chance and by published distributions.
 //! * [`stats`]: completion times, slowdowns, rates, queues and fairness, from what a network tells.
+//! * [`report`]: a run as CSV, JSON, charts and a page.
 //! * [`swarm`]: settings of a run, all drawn from its seed.
 //! * [`trace`], [`capture`]: what a run leaves: a hash, and the frames for a sniffer.
 //!
@@ -30,6 +31,7 @@ pub mod host;
 pub mod link;
 pub mod network;
 pub mod random;
+pub mod report;
 pub mod run;
 pub mod stats;
 pub mod swarm;
