@@ -139,6 +139,8 @@ impl Ruler {
 
     pub(super) fn label(&self, tick: f64) -> String {
         match self.scale {
+            // Decades look alike.
+            Scale::Log if self.unit == Unit::Number && tick < 0.1 => exponent(tick),
             Scale::Log => self.unit.show(tick),
             Scale::Linear => number(tick / self.step.0),
         }
@@ -244,7 +246,7 @@ mod tests {
         Size (B): 0, 0.2, 0.4, 0.6, 0.8, 1
         Size (%): 0, 25, 50, 75, 100
         Size: 1 µs, 10 µs, 100 µs, 1 ms, 10 ms, 100 ms
-        Size: 1e-5, 1e-4, 0.001, 0.01
+        Size: 1e-5, 1e-4, 1e-3, 1e-2
         Size: 1, 2, 5, 10
         Size: 1 KB, 2 KB
         Size: 1, 2, 5, 10

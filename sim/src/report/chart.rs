@@ -103,7 +103,9 @@ impl Chart<'_> {
 
     fn draw(&self, root: &Area<'_>, shown: &[Vec<(f64, f64)>]) -> Drawn {
         root.fill(&WHITE)?;
-        let (picture, legend) = root.split_horizontally(WIDTH - LEGEND_WIDTH);
+        // One series needs no name beside the title.
+        let legend_width = if self.series.len() > 1 { LEGEND_WIDTH } else { 0 };
+        let (picture, legend) = root.split_horizontally(WIDTH - legend_width);
         let x = Ruler::new(&self.x, shown.iter().flatten().map(|point| point.0));
         let y = Ruler::new(&self.y, shown.iter().flatten().map(|point| point.1));
         let (x_title, y_title) = (x.title(&self.x), y.title(&self.y));
@@ -128,7 +130,7 @@ impl Chart<'_> {
         for (index, (series, points)) in self.series.iter().zip(shown).enumerate() {
             draw_series(&mut plot, series.look, index, points)?;
         }
-        self.draw_legend(&legend)
+        if legend_width > 0 { self.draw_legend(&legend) } else { Ok(()) }
     }
 
     fn draw_legend(&self, area: &Area<'_>) -> Drawn {
@@ -164,12 +166,16 @@ fn line_style(index: usize) -> ShapeStyle {
     color(index).stroke_width(2)
 }
 
+/// Lines of more points are thin: they go up and down within their own width.
+const THIN_POINTS: usize = 200;
+
 fn draw_series(plot: &mut Plot<'_, '_>, look: Look, index: usize, points: &[(f64, f64)]) -> Drawn {
     if look != Look::Published {
+        let style = if points.len() > THIN_POINTS { line_style(index).stroke_width(1) } else { line_style(index) };
         if is_dashed(index) {
-            plot.draw_series(DashedLineSeries::new(points.iter().copied(), 9, 6, line_style(index)))?;
+            plot.draw_series(DashedLineSeries::new(points.iter().copied(), 9, 6, style))?;
         } else {
-            plot.draw_series(LineSeries::new(points.iter().copied(), line_style(index)))?;
+            plot.draw_series(LineSeries::new(points.iter().copied(), style))?;
         }
     }
     if look != Look::Line {

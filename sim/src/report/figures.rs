@@ -104,16 +104,14 @@ fn queues(recorder: &Recorder) -> Chart<'static> {
 }
 
 fn counters(recorder: &Recorder) -> Chart<'static> {
-    // Packets are a thousand times the rest, and their rate is the goodput's.
-    let counters = recorder.counters().into_iter().filter(|counter| counter.name != "packets").take(MAX_SERIES);
-    let series = counters.map(|counter| {
-        let per_ms = 1_000.0 / recorder.bin_us();
-        line(counter.name, counter.points.iter().map(|&(us, count)| (us, count as f64 * per_ms)).collect())
+    // Sums: they never fall back to 0, which a logarithmic axis has not.
+    let series = recorder.counters().into_iter().take(MAX_SERIES).map(|counter| {
+        let mut sum = 0;
+        let so_far = |(us, count): (f64, u64)| {
+            sum += count;
+            (us, sum as f64)
+        };
+        line(counter.name, counter.points.into_iter().map(so_far).collect())
     });
-    Chart {
-        title: "What was counted over time",
-        x: TIME,
-        y: Axis::log("Events per ms", Unit::Number),
-        series: series.collect(),
-    }
+    Chart { title: "Counted since the start", x: TIME, y: Axis::log("Events", Unit::Number), series: series.collect() }
 }

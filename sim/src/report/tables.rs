@@ -47,6 +47,11 @@ struct CounterRow<'a> {
     count: u64,
 }
 
+/// Nanoseconds of a time in microseconds, as far as anything is known.
+fn rounded(value: f64) -> f64 {
+    (value * 1_000.0).round() / 1_000.0
+}
+
 fn write<R: Serialize>(path: &Path, rows: impl Iterator<Item = R>) -> Result<(), ReportError> {
     let failed = |error: csv::Error| ReportError::File { path: path.to_owned(), what: error.to_string() };
     let mut writer = csv::Writer::from_path(path).map_err(failed)?;
@@ -67,9 +72,9 @@ pub(super) fn write_all(recorder: &Recorder, directory: &Path) -> Result<(), Rep
         start_us: record.flow.start.as_ns() as f64 / 1_000.0,
         end: record.end,
         completion_us: record.completion_ns() as f64 / 1_000.0,
-        ideal_us: record.ideal_ns / 1_000.0,
-        slowdown: record.slowdown(),
-        goodput_bits_per_s: record.goodput_bits_per_s(),
+        ideal_us: rounded(record.ideal_ns / 1_000.0),
+        slowdown: rounded(record.slowdown()),
+        goodput_bits_per_s: record.goodput_bits_per_s().round(),
     });
     write(&directory.join("flows.csv"), flows)?;
 
@@ -81,7 +86,7 @@ pub(super) fn write_all(recorder: &Recorder, directory: &Path) -> Result<(), Rep
     });
     write(&directory.join("queues.csv"), queues)?;
 
-    let row = |flow| move |(time_us, goodput_bits_per_s)| RateRow { time_us, flow, goodput_bits_per_s };
+    let row = |flow| move |(time_us, rate): (f64, f64)| RateRow { time_us, flow, goodput_bits_per_s: rate.round() };
     let all = recorder.goodput().into_iter().map(row(None));
     let each = recorder.rates().into_iter().flat_map(|rate| rate.points.into_iter().map(row(Some(rate.flow))));
     write(&directory.join("rates.csv"), all.chain(each))?;
