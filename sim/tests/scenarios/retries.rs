@@ -64,7 +64,10 @@ fn dead_link_breaks_every_qp_and_a_healed_one_brings_them_back() {
         .faults(dead)
         .safety_ms(5_000)
         .run(1);
-    assert_eq!(report.links[0].lost + report.links[1].lost, report.links.iter().map(|l| l.sent - l.delivered).sum());
+    assert_eq!(
+        report.links[0].lost + report.links[1].lost,
+        report.links.iter().map(|l| l.sent - l.delivered).sum::<u64>()
+    );
     assert!(report.shards.iter().all(|shard| shard.completed_wqes > 0));
 }
 
