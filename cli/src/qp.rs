@@ -138,7 +138,7 @@ struct Detail<'a> {
 impl<'a> Detail<'a> {
     fn new(detail: &'a QpDetail) -> Self {
         let mut summary = summary_fields(&detail.summary);
-        summary.add("error", detail.error.as_deref());
+        summary.add("recovery", detail.recovery.name()).add("error", detail.error.as_deref());
         Self {
             summary,
             attr: attr_fields(&detail.attr),

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 
 use engine::command::{Answer as ShardAnswer, Command, Shards};
-use engine::config::{EngineConfig, Limits, ProcessMemoryPolicy, TransportConfig};
+use engine::config::{EngineConfig, Limits, ProcessMemoryPolicy, RecoveryConfig, TransportConfig};
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
 use pmd::{
@@ -88,6 +88,7 @@ pub fn engine_config(device_name: &str) -> EngineConfig {
         // All clients are this process.
         limits: Limits { user_share_percent: 100, ..Limits::default() },
         transport: TransportConfig::default(),
+        recovery: RecoveryConfig::default(),
         process_memory: ProcessMemoryPolicy::Everybody,
         clock: DeviceClock::Private,
         qos: QosSettings::default(),

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
+use shm::attr::{AhAttr, QpAttr, QpAttrMask, QpState, RecoveryPolicy};
 use shm::control::QpDetail;
 use shm::doorbell::DoorbellPage;
 use shm::qos::QosSettings;
@@ -97,6 +97,13 @@ pub enum Command {
         attr: Box<QpAttr>,
         /// Which.
         mask: QpAttrMask,
+    },
+    /// Changes how a QP makes up for lost packets.
+    SetRecovery {
+        /// Index in the shard.
+        index: u32,
+        /// The policy.
+        policy: RecoveryPolicy,
     },
     /// Reads a QP's attributes.
     QueryQp {

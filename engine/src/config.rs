@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use shm::attr::{GidEntry, GidType};
+use shm::attr::{GidEntry, GidType, RecoveryPolicy};
 use shm::clock::DeviceClock;
 use shm::qos::QosSettings;
 use wire::{Frame, Gid, MacAddr, PathMtu, VlanTag};
@@ -285,6 +285,52 @@ impl Default for TransportConfig {
     }
 }
 
+/// Loss recovery's settings, the same for all QPs of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecoveryConfig {
+    /// What a QP does whose peer agrees to it when they are connected.
+    pub policy: RecoveryPolicy,
+    /// What a QP does that is made ready without being asked: its peer may be anybody.
+    pub unasked: RecoveryPolicy,
+    /// The short timer with few packets in flight, us; it is never shorter.
+    pub rto_low_us: u32,
+    /// The short timer with more packets in flight, us.
+    pub rto_high_us: u32,
+    /// So many packets in flight are few.
+    pub few_packets: u32,
+    /// The long timer at first, us.
+    pub rto_min_us: u32,
+    /// The long timer at most, us: it doubles each time that it fires without progress.
+    pub rto_max_us: u32,
+    /// For so long a packet may come later than one that was sent after it, in percent of the least round trip time, before
+    /// it is taken for lost.
+    pub reorder_percent: u32,
+    /// That time grows up to so many times itself when packets turn out to be late and not lost.
+    pub reorder_factor: u32,
+    /// A hybrid QP goes back N when more packets than this are missing at a time.
+    pub holes: u32,
+    /// Packets that a shard keeps until what is missing before them has come.
+    pub kept_packets: u32,
+}
+
+impl Default for RecoveryConfig {
+    fn default() -> Self {
+        Self {
+            policy: RecoveryPolicy::Hybrid,
+            unasked: RecoveryPolicy::GoBackN,
+            rto_low_us: 100,
+            rto_high_us: 320,
+            few_packets: 3,
+            rto_min_us: 1_000,
+            rto_max_us: 64_000,
+            reorder_percent: 25,
+            reorder_factor: 16,
+            holes: 128,
+            kept_packets: 4096,
+        }
+    }
+}
+
 /// Whose processes may register any memory they have. Each access to it is a system call that may have to wait for whoever backs
 /// the memory (a FUSE server, a userfaultfd), and with it the lcore: only those who could harm the engine anyway should.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -323,6 +369,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Transport settings.
     pub transport: TransportConfig,
+    /// Loss recovery.
+    pub recovery: RecoveryConfig,
     /// Whose processes may register any memory they have.
     pub process_memory: ProcessMemoryPolicy,
     /// How clients read the clock that the engine is driven by.

@@ -153,6 +153,26 @@ counters! {
         out_of_sequence,
         /// A gap in responses: asked again from there.
         implied_nak_seq_err,
+        /// Selective acknowledgements received.
+        rx_sacks,
+        /// Selective acknowledgements sent.
+        tx_sacks,
+        /// Requests that came early and were kept.
+        kept_requests,
+        /// READ responses and atomic results that came early and were kept.
+        kept_responses,
+        /// Packets that came early and were dropped: too far ahead, or no room to keep them.
+        kept_no_room,
+        /// READ responses that were asked for again and not sent again: too many such requests at a time.
+        repeats_dropped,
+        /// Packets sent again by themselves, and requests for READ responses that are missing.
+        selective_repeats,
+        /// Times the last or oldest packet was sent again because nothing came.
+        tail_probes,
+        /// Times everything from the oldest packet on was sent again.
+        rewinds,
+        /// Sequence NAKs ignored: what they ask for had been sent again less than a round trip time before.
+        stale_naks,
         /// Acknowledgement timeouts.
         local_ack_timeout_err,
         /// Request packets sent again.
@@ -223,6 +243,8 @@ counters! {
         timeouts,
         /// Sequence NAKs received.
         sequence_naks,
+        /// Selective acknowledgements received.
+        sacks,
         /// RNR NAKs received.
         rnr_naks,
         /// Duplicate requests received.

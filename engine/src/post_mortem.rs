@@ -87,13 +87,15 @@ pub(crate) enum RetryKind {
     Gap,
     /// An RNR NAK came.
     RnrNak,
+    /// Packets were found lost one by one, and are sent again by themselves.
+    Selective,
 }
 
 impl RetryMeter {
     pub(crate) const NEW: Self = Self {
         psn: Psn::new(0),
         since: Time::NEVER,
-        counts: Retries { timeouts: 0, sequence_naks: 0, gaps: 0, rnr_naks: 0, waited_ns: 0 },
+        counts: Retries { timeouts: 0, sequence_naks: 0, gaps: 0, rnr_naks: 0, selective: 0, waited_ns: 0 },
     };
 
     /// Counts one. `una` is the oldest PSN without acknowledgement: where it has moved on, counting starts anew.
@@ -111,6 +113,7 @@ impl RetryMeter {
             RetryKind::SequenceNak => &mut self.counts.sequence_naks,
             RetryKind::Gap => &mut self.counts.gaps,
             RetryKind::RnrNak => &mut self.counts.rnr_naks,
+            RetryKind::Selective => &mut self.counts.selective,
         };
         *count = count.saturating_add(1);
     }

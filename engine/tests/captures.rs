@@ -318,6 +318,8 @@ impl<'a> Replay<'a> {
         let keys = Arc::new(Mutex::new(VecDeque::from([0x1_0001u64])));
         let drawn = Arc::clone(&keys);
         let mut options = HostOptions::new(1);
+        // As rxe does: what comes early is dropped, and comes again.
+        options.recovery.kept_packets = 0;
         let sent = packets.iter().find(|p| p.from == side).unwrap();
         let vlan = PortAddress::vlan_of(sent.frame().vlan());
         options.addresses = vec![PortAddress { vlan, ..sent.frame().src_ip().into() }];

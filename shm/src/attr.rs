@@ -93,6 +93,31 @@ macro_rules! coded_enum {
 }
 
 coded_enum! {
+    /// How a QP of RC makes up for lost packets.
+    RecoveryPolicy {
+        /// Go-back-N, as the specification has it: everything from the first lost packet on is sent again. Any peer can do it.
+        GoBackN = 0, "gbn";
+        /// Selective repeat: only what is lost is sent again. The peer must do so as well.
+        SelectiveRepeat = 1, "sr";
+        /// Selective repeat as long as little is lost, go-back-N when the long timer fires or too much is missing.
+        Hybrid = 2, "hybrid";
+    }
+}
+
+impl RecoveryPolicy {
+    /// True if it needs selective acknowledgements.
+    #[inline]
+    pub const fn is_selective(self) -> bool {
+        !matches!(self, Self::GoBackN)
+    }
+
+    /// The policy of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|policy| policy.name() == name)
+    }
+}
+
+coded_enum! {
     /// Transport service of a QP (`ibv_qp_type`).
     QpType {
         /// Reliable connection.

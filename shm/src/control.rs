@@ -11,7 +11,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr,
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+    RecoveryPolicy, SrqAttr,
 };
 use crate::layout::QueueShape;
 use crate::qos::{PortQos, QosChange};
@@ -350,6 +351,14 @@ pub enum Request {
         /// Entries at least.
         cqe: u32,
     },
+    /// Changes how a QP makes up for lost packets, in any state: answered by [`Reply::Done`]. For its owner's user, and root. The
+    /// peer's QP must do the same: see [`RecoveryPolicy`].
+    SetRecovery {
+        /// The QP: of RC.
+        qpn: u32,
+        /// What it does from now on.
+        policy: RecoveryPolicy,
+    },
 }
 
 /// What the daemon answers.
@@ -569,6 +578,8 @@ pub struct QpDetail {
     pub summary: QpSummary,
     /// Its attributes.
     pub attr: QpAttr,
+    /// How it makes up for lost packets.
+    pub recovery: RecoveryPolicy,
     /// Name and value of each internal figure: PSNs, MSN, retries, windows, counters.
     pub figures: Vec<(String, u64)>,
     /// Why it broke, if it did.

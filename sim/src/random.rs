@@ -32,6 +32,8 @@ pub enum StreamOf {
     Switch(u16),
     /// What the applications of a network draw: PSNs, bytes.
     Traffic,
+    /// How the hosts make up for losses.
+    Recovery,
 }
 
 /// Streams of networks are numbered from here: there are more of a kind.
@@ -51,6 +53,7 @@ impl StreamOf {
             Self::Line(number) => return NETWORK | 1 << 16 | u64::from(number),
             Self::Switch(number) => return NETWORK | 2 << 16 | u64::from(number),
             Self::Traffic => return NETWORK | 3 << 16,
+            Self::Recovery => (7, 0),
         };
         kind << 8 | u64::from(number)
     }

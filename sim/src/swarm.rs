@@ -1,10 +1,11 @@
 //! Settings drawn from a seed. Each seed has a mix of its own: many faults are off, queues are short or long, some kinds of
 //! operation are missing. So a run explores a corner, and many runs the room.
 
-use engine::config::TransportConfig;
+use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu, QpCap, QpType};
 use rand::Rng;
 use rand::seq::IndexedRandom;
+use shm::attr::RecoveryPolicy;
 
 use crate::app::{
     ConnectionEnd, ConversationSettings, Incident, IncidentKind, Op, OpKind, RendezvousSettings, UnreliableSettings,
@@ -29,7 +30,8 @@ pub fn draw(seed: u64) -> RunSettings {
     let mut s = stream(seed, StreamOf::Settings);
     let s = &mut s;
     let link = draw_link(s);
-    let hosts = [draw_host(s), draw_host(s)];
+    let mut hosts = [draw_host(s), draw_host(s)];
+    draw_recovery(&mut stream(seed, StreamOf::Recovery), &mut hosts);
     // A direction that is worse than the other hides what the other one's mildness would show.
     let is_mild = s.random();
     let faults = [draw_faults(s, &link, is_mild), draw_faults(s, &link, is_mild)];
@@ -80,12 +82,29 @@ fn draw_host(s: &mut Stream) -> HostSettings {
             flush_wqes: s.random_range(1..=256),
             doorbell_words: s.random_range(1..=64),
         },
+        recovery: RecoveryConfig::default(),
         rx_burst: s.random_range(1..=32),
         tx_burst: s.random_range(1..=32),
         tx_queue_frames: s.random_range(1..=256),
         turn_ns: s.random_range(200..=2 * US),
         is_polled: s.random(),
         ..HostSettings::default()
+    }
+}
+
+/// How both hosts make up for losses: as a rule alike, and now and then not, which must do as well.
+fn draw_recovery(s: &mut Stream, hosts: &mut [HostSettings; 2]) {
+    let policy = |s: &mut Stream| *RecoveryPolicy::ALL.choose(s).unwrap_or(&RecoveryPolicy::Hybrid);
+    let (common, differ) = (policy(s), s.random_ratio(1, 8));
+    for host in hosts {
+        host.recovery = RecoveryConfig {
+            unasked: if differ { policy(s) } else { common },
+            policy: policy(s),
+            kept_packets: *[0, 3, 16, 256, 4096].choose(s).unwrap_or(&4096),
+            holes: s.random_range(1..=256),
+            reorder_percent: s.random_range(0..=100),
+            ..RecoveryConfig::default()
+        };
     }
 }
 

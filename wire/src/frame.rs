@@ -14,7 +14,7 @@ use crate::udp::{self, ROCE_PORT};
 use crate::vlan::{VlanRepr, VlanTag};
 use crate::{
     AethRepr, AtomicAckEthRepr, AtomicEthRepr, DethRepr, FrameError, Gid, IethRepr, ImmDtRepr, Ipv4Repr, Ipv6Repr,
-    MacAddr, Qpn, RethRepr, UdpRepr, XrcEthRepr,
+    MacAddr, Qpn, RethRepr, SackEthRepr, UdpRepr, XrcEthRepr,
 };
 
 /// What the packet travels in.
@@ -470,6 +470,13 @@ impl<'a> Frame<'a> {
     #[must_use]
     pub fn deth(&self) -> Option<DethRepr> {
         self.ext(ExtHeaders::DETH).and_then(DethRepr::parse)
+    }
+
+    /// What a selective acknowledgement names beyond the missing PSN.
+    #[inline]
+    #[must_use]
+    pub fn sacketh(&self) -> Option<SackEthRepr> {
+        self.ext(ExtHeaders::SACKETH).and_then(SackEthRepr::parse)
     }
 
     /// SRQ of an XRC request.

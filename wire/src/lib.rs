@@ -47,6 +47,7 @@ pub mod ndp;
 pub mod opcode;
 pub mod pfc;
 pub mod reth;
+pub mod sacketh;
 mod summary;
 pub mod template;
 pub mod types;
@@ -75,6 +76,7 @@ pub use ndp::{NdpMessage, NdpRepr};
 pub use opcode::{ExtHeaders, OpKind, Opcode, OpcodeInfo, Position, ServiceType};
 pub use pfc::PfcRepr;
 pub use reth::RethRepr;
+pub use sacketh::SackEthRepr;
 pub use template::{PathFields, PathTemplate};
 pub use types::{
     AckTimeout, CREDITS_NOT_IN_USE, Gid, Lkey, MacAddr, Msn, NakCode, ParseMacAddrError, PathMtu, Pkey, Psn, Qkey, Qpn,

@@ -37,6 +37,8 @@ pub enum OpKind {
     Acknowledge,
     /// Answer to an atomic.
     AtomicAcknowledge,
+    /// Selective acknowledgement, of this engine only.
+    SelectiveAck,
     /// Atomic compare and swap.
     CompareSwap,
     /// Atomic fetch and add.
@@ -54,7 +56,7 @@ impl OpKind {
     #[inline]
     #[must_use]
     pub const fn is_response(self) -> bool {
-        matches!(self, Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge)
+        matches!(self, Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge | Self::SelectiveAck)
     }
 
     /// Whether it is an atomic request that this engine executes.
@@ -98,9 +100,9 @@ impl Position {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExtHeaders(u16);
 
-const EXT_COUNT: usize = 9;
+const EXT_COUNT: usize = 10;
 /// Bytes of each extension header, by bit.
-const EXT_LENGTHS: [u8; EXT_COUNT] = [4, 8, 4, 16, 28, 4, 8, 4, 4];
+const EXT_LENGTHS: [u8; EXT_COUNT] = [4, 8, 4, 16, 28, 4, 8, 4, 4, 32];
 
 impl ExtHeaders {
     /// None.
@@ -123,9 +125,11 @@ impl ExtHeaders {
     pub const IMM: Self = Self(1 << 7);
     /// Invalidate extended transport header, 4 bytes.
     pub const IETH: Self = Self(1 << 8);
+    /// Selective acknowledgement header, 32 bytes: this engine's own.
+    pub const SACKETH: Self = Self(1 << 9);
 
-    /// Bytes of the longest set that an opcode has: XRCETH and AtomicETH.
-    pub const MAX_BYTES: usize = 32;
+    /// Bytes of the longest set that an opcode has: AETH and SACKETH.
+    pub const MAX_BYTES: usize = 36;
 
     /// Whether all of `other` are in the set.
     #[inline]
@@ -343,12 +347,15 @@ opcodes! {
     XRC_FETCH_ADD = 0xb4, Xrc FetchAdd Only [XRCETH ATOMICETH];
     XRC_SEND_LAST_INV = 0xb6, Xrc Send Last [XRCETH IETH];
     XRC_SEND_ONLY_INV = 0xb7, Xrc Send Only [XRCETH IETH];
+
+    // Sent only to a QP whose engine has said that it knows it.
+    SELECTIVE_ACK = 0xc0, Manufacturer SelectiveAck Only [AETH SACKETH];
 }
 
 static TABLE: [Option<OpcodeInfo>; 256] = table();
 
 impl Opcode {
-    /// The row of the table; `None` for a reserved opcode, one of RD or of a manufacturer.
+    /// The row of the table; `None` for a reserved opcode, one of RD or of another manufacturer.
     #[inline]
     #[must_use]
     pub fn info(self) -> Option<&'static OpcodeInfo> {
@@ -415,6 +422,7 @@ mod tests {
         rows.insert(0x64, ("UD_SEND_ONLY".to_string(), "DETH"));
         rows.insert(0x65, ("UD_SEND_ONLY_IMM".to_string(), "DETH ImmDt"));
         rows.insert(0x81, ("CNP".to_string(), ""));
+        rows.insert(0xc0, ("SELECTIVE_ACK".to_string(), "AETH SACKETH"));
         rows
     }
 
@@ -430,6 +438,7 @@ mod tests {
                 "AtomicAckETH" => (ExtHeaders::ATOMICACKETH, 8),
                 "ImmDt" => (ExtHeaders::IMM, 4),
                 "IETH" => (ExtHeaders::IETH, 4),
+                "SACKETH" => (ExtHeaders::SACKETH, 32),
                 other => panic!("no header {other}"),
             })
             .collect()
@@ -467,6 +476,7 @@ mod tests {
         for info in TABLE.iter().flatten() {
             let name = info.name;
             let kind = match name.split_once('_').map_or(name, |(_, operation)| operation) {
+                _ if name == "SELECTIVE_ACK" => OpKind::SelectiveAck,
                 "READ_REQUEST" => OpKind::ReadRequest,
                 "ACK" => OpKind::Acknowledge,
                 "ATOMIC_ACK" => OpKind::AtomicAcknowledge,

@@ -77,6 +77,9 @@ impl Frame<'_> {
         if let Some(ieth) = self.ieth() {
             write!(f, " IETH rkey {}", ieth.rkey)?;
         }
+        if let Some(sack) = self.sacketh() {
+            write!(f, " SACKETH {} packets", sack.count())?;
+        }
         Ok(())
     }
 }

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use shm::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpCap, QpState, QpType, WrOpcode,
+    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, PortAttr, QpAttr, QpCap, QpState, QpType, RecoveryPolicy,
+    WrOpcode,
 };
 use shm::clock::DeviceClock;
 use shm::control::post_mortem::{
@@ -130,6 +131,7 @@ fn detail() -> QpDetail {
     QpDetail {
         summary: QpSummary { state: QpState::Err, ..summary(0x27) },
         attr,
+        recovery: RecoveryPolicy::Hybrid,
         figures: vec![("next_psn".to_owned(), 0x0a_0009), ("retransmitted_packets".to_owned(), 123_456)],
         error: Some("no answer to PSN 0x0a0007 after 7 retries".to_owned()),
     }

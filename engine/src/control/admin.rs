@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shm::attr::AccessFlags;
+use shm::attr::{AccessFlags, QpType, RecoveryPolicy};
 use shm::control::{MrSummary, QpSummary, Reply, SessionSummary, Stats};
 use wire::Qpn;
 
@@ -89,6 +89,34 @@ impl Control {
                 Ok(Reply::QpDetail(detail))
             }
             None => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
+        }
+    }
+
+    /// Changes how a QP of any session makes up for lost packets.
+    pub(super) fn set_recovery<S: Shards>(
+        &self,
+        shards: &mut S,
+        number: u32,
+        session: &Session,
+        qpn: u32,
+        policy: RecoveryPolicy,
+    ) -> Result<Reply, Refusal> {
+        let all = self.sessions.values().chain(std::iter::once(session));
+        debug_assert!(!self.sessions.contains_key(&number));
+        let Some((owner, kind)) = all.filter_map(|s| Some((s.peer, s.qps.get(&qpn)?.kind))).next() else {
+            return refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist"));
+        };
+        let asker = session.peer.uid;
+        if asker != owner.uid && asker != 0 {
+            return refuse(errno::EPERM, format!("QP {qpn:#08x} is another user's: its user and root may change it"));
+        }
+        if kind != QpType::Rc && policy.is_selective() {
+            let message = format!("QP {qpn:#08x} is of {kind}: recovery `{policy}` is for RC, others have `gbn` only");
+            return refuse(errno::EINVAL, message);
+        }
+        match shards.command(shard_of(Qpn::new(qpn)), Command::SetRecovery { index: qpn & QPN_INDEX_MASK, policy }) {
+            Answer::Done => Ok(Reply::Done),
+            _ => refuse(errno::ENOENT, format!("QP {qpn:#08x} does not exist")),
         }
     }
 

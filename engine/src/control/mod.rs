@@ -360,6 +360,7 @@ impl Control {
             Request::ShowQos { port_num } => self.show_qos(shards, port_num)?,
             Request::SetQos { port_num, change } => self.set_qos(shards, session.peer, port_num, &change)?,
             Request::ResizeCq { cq, cqe } => return self.resize_cq(shards, session, cq, cqe),
+            Request::SetRecovery { qpn, policy } => self.set_recovery(shards, number, session, qpn, policy)?,
             Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))

@@ -90,6 +90,7 @@ impl Control {
             srq_max_sge: placement.srq_max_sge,
             block: room.block,
             max_rd_atomic: self.config.limits.max_rd_atomic,
+            recovery: self.config.recovery.unasked,
         });
         let made = qp.or_else(|error| refuse(errno::EINVAL, error.to_string()));
         let made = made.and_then(|qp| Ok((qp, qp_fds(shards, session, shard, &[doorbell, address])?)));

@@ -24,7 +24,7 @@ enum ResponsePsn {
 
 /// How far an acknowledgement reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Advance {
+pub(super) enum Advance {
     /// All the way.
     Done,
     /// A READ or atomic before the PSN has not been answered: an implied NAK. IBTA 9.7.5.1.2.
@@ -37,18 +37,44 @@ impl Qp {
     pub(crate) fn handle_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
         let psn = frame.bth().psn;
         self.body.cold.heard = env.now;
-        match self.classify_response(psn) {
-            ResponsePsn::Outstanding => {}
-            ResponsePsn::Old => {
-                env.counters.duplicate_ack += 1;
-                return;
-            }
-            ResponsePsn::Ghost => {
-                env.counters.ghost_ack += 1;
-                return;
-            }
-        }
         let una = self.req.una_psn;
+        let said = if let Some(sack) = frame.sacketh() {
+            self.take_sack(env, psn, &sack)
+        } else {
+            self.is_outstanding(env, psn)
+                && if self.recovery.is_selective() {
+                    self.take_selectively(env, frame)
+                } else {
+                    self.take_in_order(env, frame)
+                }
+        };
+        if !said {
+            return;
+        }
+        let packets = self.req.una_psn.distance_from(una).cast_unsigned();
+        let rtt = self.body.cold.rtt.answered(self.req.una_psn, env.now);
+        self.note_acknowledged(packets, rtt);
+        if self.recovery.is_selective() && packets > 0 {
+            self.refresh_timeout(env);
+        }
+        self.after_progress(env);
+    }
+
+    /// False, and counted, if the PSN is acknowledged already or was never sent.
+    #[inline]
+    fn is_outstanding(&self, env: &mut Env, psn: Psn) -> bool {
+        match self.classify_response(psn) {
+            ResponsePsn::Outstanding => return true,
+            ResponsePsn::Old => env.counters.duplicate_ack += 1,
+            ResponsePsn::Ghost => env.counters.ghost_ack += 1,
+        }
+        false
+    }
+
+    /// A response for a QP that goes back N.
+    #[inline]
+    fn take_in_order(&mut self, env: &mut Env, frame: &Frame<'_>) -> bool {
+        let psn = frame.bth().psn;
         match frame.info().kind {
             OpKind::Acknowledge => {
                 env.counters.rx_acks += 1;
@@ -60,10 +86,7 @@ impl Qp {
             OpKind::AtomicAcknowledge => self.handle_atomic_ack(env, frame),
             _ => {}
         }
-        let packets = self.req.una_psn.distance_from(una).cast_unsigned();
-        let rtt = self.body.cold.rtt.answered(self.req.una_psn, env.now);
-        self.note_acknowledged(packets, rtt);
-        self.after_progress(env);
+        true
     }
 
     #[inline]
@@ -78,7 +101,7 @@ impl Qp {
     }
 
     #[inline]
-    fn handle_ack(&mut self, env: &mut Env, psn: Psn, syndrome: Syndrome) {
+    pub(super) fn handle_ack(&mut self, env: &mut Env, psn: Psn, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack { .. } => {
                 if self.advance_to(env, psn.add(1)) == Advance::Gap {
@@ -98,7 +121,7 @@ impl Qp {
 
     /// Takes everything before `end` as acknowledged.
     #[inline]
-    fn advance_to(&mut self, env: &mut Env, end: Psn) -> Advance {
+    pub(super) fn advance_to(&mut self, env: &mut Env, end: Psn) -> Advance {
         let mut retired = 0;
         let mut reached = Advance::Done;
         while self.req.una_slot != self.req.started && self.req.una_psn.is_before(end) {
@@ -126,6 +149,9 @@ impl Qp {
     /// The oldest PSN is acknowledged up to `psn`: retries count anew.
     #[inline]
     fn move_una(&mut self, psn: Psn) {
+        if let Some(board) = &mut self.body.board {
+            board.slide(self.req.una_psn, psn);
+        }
         self.req.una_psn = psn;
         self.req.retry_left = self.req.retry_cnt;
         self.req.rnr_left = self.req.rnr_retry;
@@ -172,8 +198,14 @@ impl Qp {
         let req = &mut self.req;
         if req.una_psn == req.max_psn {
             req.deadline = Time::NEVER;
+            if let Some(board) = &mut self.body.board {
+                board.rest();
+            }
         } else if req.deadline == Time::NEVER && req.timeout_ns > 0 && req.rnr_until == Time::NEVER {
             req.deadline = env.now.add_ns(req.timeout_ns);
+            self.arm_timer(env);
+        }
+        if self.recovery.is_selective() {
             self.arm_timer(env);
         }
         if self.req.locals > 0 {
@@ -189,7 +221,7 @@ impl Qp {
     /// A gap in the answers: a READ or atomic was answered past its turn. Asks again from there at once, but only once for
     /// each gap: the rest of that burst is on its way and says nothing new.
     #[inline]
-    fn handle_gap(&mut self, env: &mut Env) {
+    pub(super) fn handle_gap(&mut self, env: &mut Env) {
         if !self.req.gap_seen {
             env.counters.implied_nak_seq_err += 1;
             self.retry(env, RetryKind::Gap);
@@ -225,7 +257,7 @@ impl Qp {
         self.arm_timer(env);
     }
 
-    fn handle_sequence_nak(&mut self, env: &mut Env, psn: Psn) {
+    pub(super) fn handle_sequence_nak(&mut self, env: &mut Env, psn: Psn) {
         env.counters.rcvd_seq_err += 1;
         self.body.cold.counters.sequence_naks += 1;
         self.body.cold.last_nak = Some((Syndrome::Nak(NakCode::PsnSequence).to_byte(), psn));
@@ -235,6 +267,8 @@ impl Qp {
         }
         if self.advance_to(env, psn) == Advance::Gap {
             self.handle_gap(env);
+        } else if self.is_repeated_already(env.now) {
+            env.counters.stale_naks += 1;
         } else {
             self.retry(env, RetryKind::SequenceNak);
         }
@@ -276,7 +310,7 @@ impl Qp {
     }
 
     #[inline]
-    fn handle_read_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
+    pub(super) fn handle_read_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
         env.counters.rx_responses += 1;
         let psn = frame.bth().psn;
         let Some(slot) = self.slot_for_response(env, psn, true) else { return };
@@ -300,7 +334,7 @@ impl Qp {
     }
 
     #[inline]
-    fn handle_atomic_ack(&mut self, env: &mut Env, frame: &Frame<'_>) {
+    pub(super) fn handle_atomic_ack(&mut self, env: &mut Env, frame: &Frame<'_>) {
         env.counters.rx_responses += 1;
         let psn = frame.bth().psn;
         let Some(slot) = self.slot_for_response(env, psn, false) else { return };

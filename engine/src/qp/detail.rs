@@ -63,6 +63,6 @@ impl Qp {
             figure(name, value);
         }
         let error = self.body.cold.error.map(|cause| cause.sentence().to_owned());
-        QpDetail { summary, attr: self.query(), figures, error }
+        QpDetail { summary, attr: self.query(), recovery: self.recovery, figures, error }
     }
 }

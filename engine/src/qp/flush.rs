@@ -24,6 +24,8 @@ impl Qp {
         self.body.cold.error = Some(cause);
         self.req.deadline = Time::NEVER;
         self.req.rnr_until = Time::NEVER;
+        self.drop_kept_requests(env);
+        self.drop_board(env);
         self.drop_answers();
         // The client's next post sees the error word, or the flush below sees what it posted.
         set_qp_error(&self.body.cold.block, true);

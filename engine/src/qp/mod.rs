@@ -5,21 +5,27 @@
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
-//! answers, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
+//! answers, `reassembly` keeps what comes early, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
-//! of legal transitions, `rtt` the round trip times, `signals` what
+//! of legal transitions, `selective` the requester's side of selective repeat, with its scoreboard `board`, `keep` and `psn_set` what
+//! both sides keep packets in, `rtt` the round trip times, `signals` what
 //! loss recovery and congestion control are told, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
+mod board;
 mod capture;
 mod completer;
 mod datagram;
 mod detail;
 mod flush;
+pub(crate) mod keep;
 mod local;
 mod modify;
+mod psn_set;
+mod reassembly;
 mod requester;
 mod responder;
 mod rtt;
+mod selective;
 mod signals;
 mod slot;
 pub(crate) mod state;
@@ -27,7 +33,7 @@ mod transfer;
 mod unreliable;
 mod xrc;
 
-use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType};
+use shm::attr::{AccessFlags, QpAttr, QpCap, QpState, QpType, RecoveryPolicy};
 use shm::control::post_mortem::FailedRequest;
 use shm::layout::{Cqe, QueueShape, Sge};
 use shm::ring::{BadBlock, RecvFetcher, SendFetcher};
@@ -41,6 +47,9 @@ use crate::post_mortem::{RefusedFacts, RetryMeter};
 use crate::qos::Lane;
 use crate::shard::Env;
 use crate::time::Time;
+use board::Board;
+use keep::KeptRing;
+use reassembly::RepeatQueue;
 pub(crate) use requester::Step;
 use responder::{Nak, Resource, WriteCursor};
 use rtt::RttMeter;
@@ -75,6 +84,8 @@ pub struct Qp {
     /// Port, from 0.
     pub(crate) port: u8,
     sq_sig_all: bool,
+    /// How lost packets are made up for.
+    pub(crate) recovery: RecoveryPolicy,
     req: Requester,
     resp: Responder,
     body: Box<QpBody>,
@@ -143,6 +154,8 @@ pub(crate) struct Responder {
     message: Message,
     /// Everything is dropped silently until the expected PSN comes.
     silent: bool,
+    /// That is because of an RNR NAK: what comes meanwhile is not kept.
+    not_ready: bool,
     ack_due: bool,
     /// A NAK to send, after the answers to what came before.
     nak: Option<Nak>,
@@ -173,6 +186,12 @@ pub(crate) struct QpBody {
     rq: Option<RecvFetcher>,
     recv: CurrentRecv,
     resources: Box<[Resource]>,
+    /// READ responses that are asked for again, of a QP that repeats selectively.
+    repeats: RepeatQueue,
+    /// Requests that came early; RC and XRC only.
+    kept: Option<Box<KeptRing>>,
+    /// The scoreboard of a QP that repeats selectively.
+    board: Option<Box<Board>>,
     cold: Cold,
 }
 
@@ -201,6 +220,10 @@ pub(crate) struct Cold {
     /// When the peer's last packet came; [`Time::NEVER`] if none did.
     heard: Time,
     rtt: RttMeter,
+    /// The verbs attribute `timeout`, ns; 0 = none.
+    timeout_ns: u64,
+    /// The last time that it went back N.
+    rewound: Rewound,
     retries: RetryMeter,
     /// Windows of type 2 may be bound for it.
     has_windows: bool,
@@ -208,6 +231,20 @@ pub(crate) struct Cold {
     has_broken: bool,
     failed_request: Option<FailedRequest>,
     refused: Option<RefusedFacts>,
+}
+
+/// When a QP last went back, and what is sent again since.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rewound {
+    at: Time,
+    /// The PSN it went back to.
+    first: Psn,
+    /// After the last PSN that was sent before.
+    end: Psn,
+}
+
+impl Rewound {
+    const NEVER: Self = Self { at: Time::NEVER, first: Psn::new(0), end: Psn::new(0) };
 }
 
 /// What the control side makes a QP from.
@@ -231,6 +268,8 @@ pub struct QpConfig {
     pub srq: Option<u32>,
     /// XRC domain of a QP that receives (unique in the engine); 0 = none.
     pub xrcd: u32,
+    /// How lost packets are made up for; of RC only.
+    pub recovery: RecoveryPolicy,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
     /// Sizes granted.
@@ -256,6 +295,7 @@ impl Qp {
         let QpConfig { sq, rq, block, .. } = config;
         let depth = sq.depth as usize;
         let recv_sges = rq.max_sge.max(config.srq_max_sge) as usize;
+        let recovery = if config.kind == QpType::Rc { config.recovery } else { RecoveryPolicy::GoBackN };
         let body = QpBody {
             path: None,
             sq: SendFetcher::new(&block, sq)?,
@@ -272,6 +312,9 @@ impl Qp {
                 sges: vec![Sge::default(); recv_sges].into_boxed_slice(),
             },
             resources: vec![Resource::EMPTY; usize::from(config.max_rd_atomic)].into_boxed_slice(),
+            repeats: RepeatQueue::new(),
+            kept: matches!(config.kind, QpType::Rc | QpType::XrcRecv).then(KeptRing::new),
+            board: recovery.is_selective().then(|| Board::new(Psn::new(0), depth)),
             cold: Cold {
                 block,
                 cap: config.cap,
@@ -282,6 +325,8 @@ impl Qp {
                 counters: QpCounters::default(),
                 heard: Time::NEVER,
                 rtt: RttMeter::NEW,
+                timeout_ns: 0,
+                rewound: Rewound::NEVER,
                 retries: RetryMeter::NEW,
                 has_windows: false,
                 has_broken: false,
@@ -309,6 +354,7 @@ impl Qp {
             mtu: if config.kind == QpType::Ud { PathMtu::M4096 } else { PathMtu::M256 },
             port: 0,
             sq_sig_all: config.sq_sig_all,
+            recovery,
             req: Requester::new(Psn::new(0)),
             resp: Responder::new(Psn::new(0)),
             body: Box::new(body),
@@ -323,7 +369,12 @@ impl Qp {
     /// The earliest time at which [`Qp::handle_timer`] has something to do.
     #[inline]
     fn next_timer(&self) -> Time {
-        self.req.deadline.min(self.req.rnr_until)
+        let at = self.req.deadline.min(self.req.rnr_until);
+        if self.recovery.is_selective() { self.board_timer().min(at) } else { at }
+    }
+
+    fn board_timer(&self) -> Time {
+        self.body.board.as_ref().map_or(Time::NEVER, |board| board.next_timer())
     }
 
     /// Has the shard's wheel call [`Qp::handle_timer`] no later than the next deadline. A later deadline than the one
@@ -393,6 +444,7 @@ impl Responder {
             min_rnr_timer: 0,
             message: Message::None,
             silent: false,
+            not_ready: false,
             ack_due: false,
             nak: None,
             established: false,

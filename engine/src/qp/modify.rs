@@ -7,7 +7,7 @@ use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
 
 use super::rtt::RttMeter;
 use super::state::{AttrLimits, ModifyError, check_transition};
-use super::{Cold, Qp, Requester, Responder};
+use super::{Cold, Qp, Requester, Responder, Rewound};
 use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
@@ -33,8 +33,8 @@ impl Qp {
         if mask.contains(QpAttrMask::AV) {
             self.set_path(env, attr, mask)?;
         }
-        self.set_requester(attr, mask);
-        self.set_responder(attr, mask);
+        self.set_requester(env, attr, mask);
+        self.set_responder(env, attr, mask);
         self.set_common(attr, mask);
         if mask.contains(QpAttrMask::STATE) {
             self.enter_state(env, next);
@@ -67,15 +67,18 @@ impl Qp {
         }
     }
 
-    fn set_requester(&mut self, attr: &QpAttr, mask: QpAttrMask) {
+    fn set_requester(&mut self, env: &mut Env, attr: &QpAttr, mask: QpAttrMask) {
         let (req, kept) = (&mut self.req, &mut self.body.cold.attr);
         if mask.contains(QpAttrMask::SQ_PSN) {
             // Nothing was sent yet: this is the way from RTR to RTS.
             *req = Requester { unresolved: req.unresolved, ..Requester::new(Psn::new(attr.sq_psn)) };
             kept.sq_psn = attr.sq_psn;
+            self.reset_board(env);
         }
+        let (req, kept) = (&mut self.req, &mut self.body.cold.attr);
         if mask.contains(QpAttrMask::TIMEOUT) {
-            req.timeout_ns = AckTimeout::new(attr.timeout).and_then(AckTimeout::duration_ns).unwrap_or(0);
+            let timeout_ns = AckTimeout::new(attr.timeout).and_then(AckTimeout::duration_ns).unwrap_or(0);
+            self.body.cold.timeout_ns = timeout_ns;
             kept.timeout = attr.timeout;
         }
         if mask.contains(QpAttrMask::RETRY_CNT) {
@@ -90,11 +93,13 @@ impl Qp {
             req.max_rd_atomic = attr.max_rd_atomic;
             kept.max_rd_atomic = attr.max_rd_atomic;
         }
+        self.refresh_timeout(env);
     }
 
-    fn set_responder(&mut self, attr: &QpAttr, mask: QpAttrMask) {
+    fn set_responder(&mut self, env: &mut Env, attr: &QpAttr, mask: QpAttrMask) {
         if mask.contains(QpAttrMask::RQ_PSN) {
             self.resp = Responder::new(Psn::new(attr.rq_psn));
+            self.drop_kept_requests(env);
             self.body.cold.attr.rq_psn = attr.rq_psn;
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
@@ -148,6 +153,9 @@ impl Qp {
         }
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
+        self.drop_kept_requests(env);
+        self.body.repeats.clear();
+        self.reset_board(env);
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;
         env.timers.cancel(self.index);
@@ -164,6 +172,7 @@ impl Qp {
         set_qp_error(block, false);
         let cold = &mut body.cold;
         (cold.heard, cold.rtt, cold.retries) = (Time::NEVER, RttMeter::NEW, RetryMeter::NEW);
+        (cold.rewound, cold.timeout_ns) = (Rewound::NEVER, 0);
         (cold.failed_request, cold.refused) = (None, None);
     }
 

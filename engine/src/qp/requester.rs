@@ -1,12 +1,12 @@
 //! The requester: fetches posted work requests and sends their packets, one a call. IBTA 9.7.2 and 9.7.3.
 
-use shm::attr::{AccessFlags, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use shm::attr::{AccessFlags, QpState, QpType, RecoveryPolicy, SendFlags, WcStatus, WrOpcode};
 use shm::control::AsyncEvent;
 use wire::buf::TxBatch;
 use wire::{AtomicEthRepr, Bth, ExtHeaders, Opcode, Psn, RethRepr, Rkey, XrcEthRepr};
 
 use super::slot::{SendSlot, WqeError};
-use super::{Qp, transfer};
+use super::{Qp, Rewound, transfer};
 use crate::cause::ErrorCause;
 use crate::mr::MrTable;
 use crate::post_mortem::RetryKind;
@@ -93,6 +93,11 @@ impl Qp {
             self.await_neighbour(env);
             return Step::Idle;
         }
+        if self.recovery.is_selective()
+            && let Some(step) = self.transmit_lost(env, tx)
+        {
+            return step;
+        }
         if self.req.nxt_slot == self.req.fetched && !self.fetch(env) {
             return Step::Idle;
         }
@@ -108,8 +113,7 @@ impl Qp {
             return self.transmit_datagram(env, tx, slot);
         }
         let in_flight = self.in_flight();
-        if in_flight >= env.transport.window_packets || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight))
-        {
+        if in_flight >= self.window_packets(env) || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight)) {
             return Step::Idle;
         }
         if slot.packets == 0 {
@@ -123,7 +127,7 @@ impl Qp {
 
     /// PSNs from the oldest that is not acknowledged to the next one.
     #[inline]
-    fn in_flight(&self) -> u32 {
+    pub(super) fn in_flight(&self) -> u32 {
         self.req.nxt_psn.distance_from(self.req.una_psn).cast_unsigned() & Psn::MASK
     }
 
@@ -216,22 +220,10 @@ impl Qp {
             slot.first_psn = psn;
             self.body.slots[index].first_psn = psn;
         }
-        let opcode = slot.packet_opcode(self.kind, packet);
-        let offset = packet << self.mtu.shift();
-        let left = slot.length - offset;
-        let payload_len = if slot.sends_payload() { left.min(self.mtu.bytes()) } else { 0 };
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
-        let mut ext = ExtBytes::new();
-        self.put_ext_headers(&mut ext, &slot, opcode, offset, left);
         let reliable = self.kind.is_reliable();
         let ack_req = reliable && self.wants_ack(env, &slot, last);
-        let solicited = last && slot.flags.contains(SendFlags::SOLICITED) && opcode_may_solicit(slot.opcode);
-        let mut bth = Bth::new(opcode, self.dest_qpn, psn);
-        bth.pkey = self.pkey;
-        bth.ack_req = ack_req;
-        bth.solicited = solicited;
-        if let Err(cause) = self.push_request(env, tx, &slot, index, &bth, ext.as_slice(), offset, payload_len as usize)
-        {
+        if let Err(cause) = self.push_packet(env, tx, &slot, index, packet, psn, u32::MAX, ack_req) {
             let error = WqeError::of_packet(cause);
             self.body.slots[index].error = Some(error);
             env.counters.req_local_errors += 1;
@@ -245,6 +237,34 @@ impl Qp {
             self.complete_on_transmit(env, &slot, last);
         }
         Step::Sent
+    }
+
+    /// Builds packet `packet` of a message, with the PSN `psn`. Of a READ, `asked` bytes are asked for at most.
+    #[expect(clippy::too_many_arguments, reason = "two call sites; a struct for them would only be unpacked again")]
+    #[inline]
+    pub(super) fn push_packet<T: TxBatch>(
+        &self,
+        env: &mut Env,
+        tx: &mut T,
+        slot: &SendSlot,
+        index: usize,
+        packet: u32,
+        psn: Psn,
+        asked: u32,
+        ack_req: bool,
+    ) -> Result<(), ErrorCause> {
+        let opcode = slot.packet_opcode(self.kind, packet);
+        let offset = packet << self.mtu.shift();
+        let left = slot.length - offset;
+        let payload_len = if slot.sends_payload() { left.min(self.mtu.bytes()) } else { 0 };
+        let last = !slot.sends_payload() || packet + 1 == slot.packets;
+        let mut ext = ExtBytes::new();
+        self.put_ext_headers(&mut ext, slot, opcode, offset, left.min(asked));
+        let mut bth = Bth::new(opcode, self.dest_qpn, psn);
+        bth.pkey = self.pkey;
+        bth.ack_req = ack_req;
+        bth.solicited = last && slot.flags.contains(SendFlags::SOLICITED) && opcode_may_solicit(slot.opcode);
+        self.push_request(env, tx, slot, index, &bth, ext.as_slice(), offset, payload_len as usize)
     }
 
     #[inline]
@@ -278,7 +298,7 @@ impl Qp {
     #[inline]
     fn wants_ack(&mut self, env: &mut Env, slot: &SendSlot, last: bool) -> bool {
         self.req.since_ack_request + 1 >= env.transport.ack_request_packets
-            || self.in_flight() + 1 >= env.transport.window_packets
+            || self.in_flight() + 1 >= self.window_packets(env)
             || (last
                 && (slot.opcode.is_read_or_atomic()
                     || slot.flags.contains(SendFlags::SIGNALED)
@@ -371,7 +391,14 @@ impl Qp {
         self.note_sent();
         let req = &mut self.req;
         req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
-        if req.nxt_psn.is_before(req.max_psn) {
+        let is_repeat = req.nxt_psn.is_before(req.max_psn);
+        if self.recovery.is_selective() {
+            let index = req.nxt_slot as usize & (self.body.slots.len() - 1);
+            if let Some(board) = &mut self.body.board {
+                board.note_sent(req.nxt_psn, index, is_repeat, env.now);
+            }
+        }
+        if is_repeat {
             env.counters.retransmitted_packets += 1;
             self.body.cold.counters.retransmitted_packets += 1;
         } else if ack_req {
@@ -397,6 +424,9 @@ impl Qp {
             req.deadline = env.now.add_ns(req.timeout_ns);
             self.arm_timer(env);
         }
+        if self.recovery.is_selective() {
+            self.start_probe(env);
+        }
     }
 
     /// Moves the cursor back to the oldest unacknowledged PSN: everything from there is sent again (go-back-N).
@@ -406,6 +436,9 @@ impl Qp {
         self.req.rd_outstanding = 0;
         self.req.since_ack_request = 0;
         self.body.cold.rtt.forget();
+        if let Some(board) = &mut self.body.board {
+            board.forget_claims();
+        }
         self.req.nxt_packet = if self.req.una_slot == self.req.started {
             0
         } else {
@@ -423,6 +456,9 @@ impl Qp {
         if self.req.deadline <= env.now {
             self.req.deadline = Time::NEVER;
             self.handle_timeout(env);
+        }
+        if self.recovery.is_selective() && self.board_timer() <= env.now {
+            self.handle_board_timer(env);
         }
         self.arm_timer(env);
     }
@@ -460,19 +496,45 @@ impl Qp {
         self.retry(env, RetryKind::Timeout(self.req.timeout_ns));
     }
 
-    /// Goes back to the oldest unacknowledged PSN, or breaks the QP if `retry_cnt` is used up. IBTA 9.7.5.1.4.
+    /// Sends again from the oldest unacknowledged PSN on, or breaks the QP if `retry_cnt` is used up. IBTA 9.7.5.1.4.
     pub(super) fn retry(&mut self, env: &mut Env, kind: RetryKind) {
         self.note_loss(env, kind);
-        if self.req.retry_left == 0 {
+        // Without the attribute `timeout` the application waits for ever: the long timer repairs, but does not give up.
+        let counts = !self.recovery.is_selective() || self.body.cold.timeout_ns > 0;
+        if counts && self.req.retry_left == 0 {
             env.counters.retry_exceeded_err += 1;
             self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::RetryExceeded);
             return;
         }
-        self.req.retry_left -= 1;
-        self.rewind();
+        self.req.retry_left = self.req.retry_left.saturating_sub(u8::from(counts));
+        if self.recovery.is_selective() && matches!(kind, RetryKind::Timeout(_)) {
+            self.back_off(env);
+        }
+        if self.recovery != RecoveryPolicy::SelectiveRepeat || !self.repeat_oldest(kind) {
+            self.go_back(env);
+        }
         self.req.deadline = if self.req.timeout_ns > 0 { env.now.add_ns(self.req.timeout_ns) } else { Time::NEVER };
         self.arm_timer(env);
         self.schedule_requests(env);
+    }
+
+    /// Goes back N.
+    pub(super) fn go_back(&mut self, env: &mut Env) {
+        env.counters.rewinds += 1;
+        let (first, end) = (self.req.una_psn, self.req.nxt_psn);
+        if first != end {
+            self.body.cold.rewound = Rewound { at: env.now, first, end };
+        }
+        self.rewind();
+    }
+
+    /// True if the oldest PSN is on its way again since less than a round trip time: what asks for it was sent before that came.
+    pub(super) fn is_repeated_already(&self, now: Time) -> bool {
+        let Rewound { at, first, end } = self.body.cold.rewound;
+        let una = self.req.una_psn;
+        let was_sent = !una.is_before(first) && una.is_before(end);
+        let rtt = self.body.cold.rtt.estimate();
+        at != Time::NEVER && was_sent && rtt.is_some_and(|rtt| now.ns_since(at) < rtt.smoothed_ns)
     }
 }
 

@@ -39,14 +39,14 @@ pub(crate) struct WriteCursor {
 /// What a READ or atomic left behind, to be answered, and answered again if the answer is lost. IBTA 9.7.4.4.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Resource {
-    first_psn: Psn,
+    pub(super) first_psn: Psn,
     packets: u32,
     msn: Msn,
     va: u64,
     rkey: u32,
     length: u32,
     /// Next response packet to send, and the end; equal = nothing to send.
-    next: u32,
+    pub(super) next: u32,
     end: u32,
     /// Where the answer ends, bytes from `va`: less than `length` if a repeat asks for less.
     end_bytes: u32,
@@ -73,6 +73,16 @@ impl Resource {
         original: None,
         pd: 0,
     };
+
+    /// True if it is a READ that begins with this PSN.
+    pub(super) fn is_read_from(&self, psn: Psn) -> bool {
+        self.original.is_none() && self.packets > 0 && self.first_psn == psn
+    }
+
+    /// The READ with its cursor on packets `next..end`, which end `end_bytes` from its start.
+    pub(super) fn part(&self, next: u32, end: u32, end_bytes: u32) -> Self {
+        Self { next, end, end_bytes, ..*self }
+    }
 }
 
 /// Why a request is not executed.
@@ -131,15 +141,25 @@ impl Qp {
             if ahead < 0 {
                 self.handle_duplicate(env, frame);
             } else {
-                self.handle_out_of_sequence(env);
+                self.handle_out_of_sequence(env, frame);
             }
             return;
         }
+        let waited = bth.psn;
+        self.handle_expected(env, frame);
+        self.execute_kept(env, waited);
+    }
+
+    /// The request whose turn it is.
+    #[inline]
+    pub(super) fn handle_expected(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        let bth = frame.bth();
         match self.execute(env, frame) {
             Ok(()) => {
                 if self.resp.silent {
                     // What was missing has come: a NAK for it that is still waiting would be stale.
                     self.resp.silent = false;
+                    self.resp.not_ready = false;
                     self.resp.nak = None;
                 }
                 env.counters.rx_requests += 1;
@@ -168,7 +188,7 @@ impl Qp {
     }
 
     #[inline]
-    fn ack(&mut self, env: &mut Env) {
+    pub(super) fn ack(&mut self, env: &mut Env) {
         self.resp.ack_due = true;
         self.schedule(env, Output::Ack);
     }
@@ -183,26 +203,16 @@ impl Qp {
         }
     }
 
-    fn send_nak(&mut self, env: &mut Env, syndrome: Syndrome, psn: Psn) {
+    pub(super) fn send_nak(&mut self, env: &mut Env, syndrome: Syndrome, psn: Psn) {
         self.resp.nak = Some(Nak { syndrome, psn });
         self.schedule(env, Output::Ack);
     }
 
     #[cold]
-    fn handle_out_of_sequence(&mut self, env: &mut Env) {
-        env.counters.out_of_seq_request += 1;
-        self.body.cold.counters.out_of_sequence += 1;
-        // IBTA 9.7.5.1.1: one NAK for a gap, then silence until the expected PSN comes.
-        if !self.resp.silent {
-            self.resp.silent = true;
-            env.counters.out_of_sequence += 1;
-            self.send_nak(env, Syndrome::Nak(NakCode::PsnSequence), self.resp.epsn);
-        }
-    }
-
-    #[cold]
     fn refuse_rnr(&mut self, env: &mut Env, psn: Psn) {
         // The packets behind it in the same burst are dropped silently.
+        self.drop_kept_requests(env);
+        self.resp.not_ready = true;
         if !self.resp.silent {
             self.resp.silent = true;
         } else if self.resp.nak.is_some() {
@@ -498,6 +508,7 @@ impl Qp {
 
     /// Changes how many resources are kept; the newest stay.
     pub(super) fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
+        self.body.repeats.clear();
         let (old, next) = (self.resource_count(), self.resp.resource_next);
         self.resp.max_dest_rd_atomic = max_dest_rd_atomic;
         let new = self.resource_count();
@@ -512,6 +523,7 @@ impl Qp {
 
     /// Forgets every READ and atomic, answered or not.
     pub(super) fn clear_resources(&mut self) {
+        self.body.repeats.clear();
         self.resp.pending_responses = 0;
         self.resp.resource_next = 0;
         self.body.resources.fill(Resource::EMPTY);
@@ -589,7 +601,7 @@ impl Qp {
 
     /// A request that was executed before: answered again, never executed twice. IBTA 9.7.5.1.5.
     #[cold]
-    fn handle_duplicate(&mut self, env: &mut Env, frame: &Frame<'_>) {
+    pub(super) fn handle_duplicate(&mut self, env: &mut Env, frame: &Frame<'_>) {
         env.counters.duplicate_request += 1;
         self.body.cold.counters.duplicate_requests += 1;
         let psn = frame.bth().psn;
@@ -603,18 +615,20 @@ impl Qp {
     fn repeat_read(&mut self, env: &mut Env, frame: &Frame<'_>, psn: Psn) {
         let Some(reth) = frame.reth() else { return };
         let (packets, mtu_shift) = (self.packets_of(reth.dma_len), self.mtu.shift());
-        let found = self.body.resources.iter_mut().find_map(|r| {
+        let found = self.body.resources.iter_mut().enumerate().find_map(|(index, r)| {
             let skipped = psn.distance_from(r.first_psn);
             let inside = r.original.is_none() && skipped >= 0 && skipped.cast_unsigned() < r.packets;
-            inside.then_some((r, skipped.cast_unsigned()))
+            inside.then_some((index, r, skipped.cast_unsigned()))
         });
-        let Some((resource, skipped)) = found else { return };
+        let Some((index, resource, skipped)) = found else { return };
         // It must ask for a part of what was granted: the same key, the address that this PSN stands for, not more bytes.
         let offset = skipped << mtu_shift;
         let same = reth.rkey.0 == resource.rkey
             && reth.va == resource.va.wrapping_add(u64::from(offset))
             && reth.dma_len <= resource.length - offset;
-        if same {
+        if same && self.recovery.is_selective() {
+            self.queue_repeat(env, index, skipped, packets, &reth);
+        } else if same {
             self.resp.pending_responses += u8::from(resource.next == resource.end);
             resource.next = skipped;
             resource.end = skipped + packets;
@@ -642,6 +656,19 @@ impl Qp {
         if tx.room() == 0 {
             return Step::NoRoom;
         }
+        if !self.body.repeats.is_empty()
+            && let Some(part) = self.next_repeat()
+        {
+            let sent = self.send_read_response(env, tx, &part);
+            return match sent {
+                Ok(()) => {
+                    self.after_repeated_response();
+                    self.answered_all(env);
+                    Step::Sent
+                }
+                Err(fault) => self.fail_response(env, &part, fault),
+            };
+        }
         let from_oldest = std::iter::successors(Some(self.resp.resource_next), |&i| Some(self.resource_after(i)));
         let waiting = from_oldest
             .take(self.resource_count())
@@ -656,23 +683,34 @@ impl Qp {
             None => self.send_read_response(env, tx, &resource),
         };
         if let Err(fault) = sent {
-            // The region is gone, or lost its right or its memory: the request can't be answered any more.
-            self.clear_resources();
-            let psn = resource.first_psn.add(resource.next);
-            let (code, cause) = nak_of(fault);
-            self.refuse_fatal(env, psn, code, cause);
-            return Step::Idle;
+            return self.fail_response(env, &resource, fault);
         }
         let place = &mut self.body.resources[index];
         place.next += 1;
         if place.next == place.end {
             place.answered = true;
             self.resp.pending_responses -= 1;
-            if self.resp.pending_responses == 0 && (self.resp.ack_due || self.resp.nak.is_some()) {
-                self.schedule(env, Output::Ack);
-            }
+            self.answered_all(env);
         }
         Step::Sent
+    }
+
+    /// If no response is left to send, what waited for that goes.
+    #[inline]
+    fn answered_all(&mut self, env: &mut Env) {
+        if self.resp.pending_responses == 0 && (self.resp.ack_due || self.resp.nak.is_some()) {
+            self.schedule(env, Output::Ack);
+        }
+    }
+
+    /// The region is gone, or lost its right or its memory: the request can't be answered any more.
+    #[cold]
+    fn fail_response(&mut self, env: &mut Env, resource: &Resource, fault: MrFault) -> Step {
+        self.clear_resources();
+        let psn = resource.first_psn.add(resource.next);
+        let (code, cause) = nak_of(fault);
+        self.refuse_fatal(env, psn, code, cause);
+        Step::Idle
     }
 
     /// A QP that breaks for a reason of its own has nothing more to say to its peer. One that breaks by the peer's request
@@ -749,6 +787,9 @@ impl Qp {
     /// Sends the acknowledgement or NAK that is due, after the answers to what came before it.
     #[inline]
     pub(crate) fn transmit_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if self.owes_sack() && self.resp.nak.is_none() && !self.req.unresolved {
+            return if self.resp.ack_due { self.send_sack(env, tx) } else { Step::Idle };
+        }
         if self.resp.pending_responses > 0 || self.req.unresolved {
             // The last response, or the neighbour's answer, schedules the acknowledgement again.
             return Step::Idle;
@@ -774,7 +815,7 @@ impl Qp {
 
     /// `opcode` is that of RC, whose codes all services share.
     #[inline]
-    fn response_bth(&self, opcode: Opcode, psn: Psn) -> Bth {
+    pub(super) fn response_bth(&self, opcode: Opcode, psn: Psn) -> Bth {
         let mut bth = Bth::new(Opcode(opcode.0 | service_bits(self.kind)), self.dest_qpn, psn);
         bth.pkey = self.pkey;
         bth
@@ -782,7 +823,7 @@ impl Qp {
 
     /// Sends a packet without payload.
     #[inline]
-    fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> bool {
+    pub(super) fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> bool {
         let body = &*self.body;
         let Some(path) = &body.path else { return false };
         let (template, dest) = (path.template(), path.dest(self.dest_qpn));

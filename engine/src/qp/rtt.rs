@@ -45,6 +45,22 @@ impl RttMeter {
         Some(ns)
     }
 
+    /// A packet has come, as the peer says though it lacks others before it: its round trip time, if it is the one that was
+    /// timed.
+    #[inline]
+    pub(crate) fn arrived(&mut self, psn: Psn, now: Time) -> Option<u64> {
+        if psn.add(1) == self.end { self.answered(self.end, now) } else { None }
+    }
+
+    /// Packets are about to be sent again: forgets the one that is timed if it is among them.
+    #[inline]
+    pub(crate) fn forget_if(&mut self, first: Psn, count: u32) {
+        let timed = self.end.sub(1).distance_from(first);
+        if timed >= 0 && timed.cast_unsigned() < count {
+            self.forget();
+        }
+    }
+
     /// What is timed is about to be sent again: its answer would say nothing.
     #[inline]
     pub(crate) fn forget(&mut self) {

@@ -54,6 +54,11 @@ impl Shard {
                     Err(error) => Answer::Refused(error),
                 }
             }
+            Command::SetRecovery { index, policy } => {
+                let Some(Some(qp)) = self.qps.get_mut(index as usize) else { return Answer::Missing };
+                qp.set_recovery(&mut self.env, policy);
+                Answer::Done
+            }
             Command::QueryQp { index } => {
                 self.qp(index).map_or(Answer::Missing, |qp| Answer::QpAttr(Box::new(qp.query())))
             }

@@ -9,7 +9,7 @@ use wire::buf::Dest;
 
 use crate::QPN_INDEX_MASK;
 use crate::ah::AhTable;
-use crate::config::{PortConfig, TransportConfig};
+use crate::config::{PortConfig, RecoveryConfig, TransportConfig};
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
@@ -18,6 +18,7 @@ use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
 use crate::post_mortem::BreakQueue;
 use crate::qos::{Lane, PortQos};
+use crate::qp::keep::KeepPool;
 use crate::ready::{Output, ReadyQueues};
 use crate::srq::{Srq, SrqRecv, XrcPlace};
 use crate::time::Time;
@@ -40,6 +41,9 @@ pub(crate) struct PortState {
 pub(crate) struct Env {
     pub(crate) now: Time,
     pub(crate) transport: TransportConfig,
+    pub(crate) recovery: RecoveryConfig,
+    /// Packets that came early, of all QPs.
+    pub(crate) keep: KeepPool,
     pub(crate) mrs: MrTable,
     pub(crate) ahs: AhTable,
     pub(crate) mcast: McastTable,

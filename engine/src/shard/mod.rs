@@ -39,6 +39,7 @@ use crate::neigh::NeighTable;
 use crate::post_mortem::BreakQueue;
 use crate::qos::PortQos;
 use crate::qp::Qp;
+use crate::qp::keep::KeepPool;
 use crate::ready::{Output, ReadyQueues};
 use crate::time::Time;
 use crate::timer::TimerWheel;
@@ -89,6 +90,8 @@ impl Shard {
         let env = Env {
             now,
             transport: config.transport,
+            recovery: config.recovery,
+            keep: KeepPool::new(config.recovery.kept_packets),
             mrs: MrTable::new(config.limits.max_mr),
             ahs: AhTable::default(),
             mcast: McastTable::default(),

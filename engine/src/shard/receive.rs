@@ -118,7 +118,7 @@ type Count = fn(&mut crate::counters::PortCounters);
 fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<'_>) -> Result<(), Count> {
     let info = frame.info();
     let is_of_service = match qp.kind {
-        QpType::Rc => info.service == ServiceType::Rc,
+        QpType::Rc => info.service == ServiceType::Rc || info.kind == OpKind::SelectiveAck,
         QpType::Uc => info.service == ServiceType::Uc,
         QpType::Ud => info.service == ServiceType::Ud,
         // IBTA A14: one end has no responder, the other no requester.

@@ -59,7 +59,7 @@ fn a_gap_draws_one_nak_with_the_expected_psn() {
     let mut pair = pair();
     pair.receive(50, 4096);
     pair.receive(51, 4096);
-    let packets = [0, 1, 2, 3].map(|psn| pair.rdma(Opcode::RC_WRITE_ONLY, psn, 8, 8).ack_req());
+    let packets = [0, 1, 2, 3, 4, 5].map(|psn| pair.rdma(Opcode::RC_WRITE_ONLY, psn, 8, 8).ack_req());
     assert_eq!(pair.tell(1, &packets[0]), ["ACK +0 msn 1"]);
     assert_eq!(pair.tell(1, &packets[2]), ["NAK PSN sequence error +1 msn 1"]);
     assert_eq!(pair.tell(1, &packets[3]), [""; 0], "one NAK for a gap");
@@ -68,17 +68,19 @@ fn a_gap_draws_one_nak_with_the_expected_psn() {
     assert_eq!(pair.tell(1, &far), [""; 0]);
     let behind = pair.rdma(Opcode::RC_WRITE_ONLY, 1 + 0x80_0000, 8, 8);
     assert_eq!(pair.tell(1, &behind), ["ACK +0 msn 1"]);
-    assert_eq!(pair.tell(1, &packets[1]), ["ACK +1 msn 2"]);
-    assert_eq!(pair.tell(1, &packets[3]), ["NAK PSN sequence error +2 msn 2"], "a new gap, a new NAK");
+    assert_eq!(pair.tell(1, &packets[1]), ["ACK +3 msn 4"], "what came early was kept");
+    assert_eq!(pair.tell(1, &packets[5]), ["NAK PSN sequence error +4 msn 4"], "a new gap, a new NAK");
+    assert_eq!(pair.tell(1, &packets[3]), ["ACK +3 msn 4"], "sent again, and executed already");
     let counters = pair.counters(1);
-    assert_eq!((counters.out_of_seq_request, counters.out_of_sequence, counters.duplicate_request), (4, 2, 1));
+    assert_eq!((counters.out_of_seq_request, counters.out_of_sequence, counters.duplicate_request), (4, 2, 2));
+    assert_eq!((counters.kept_requests, counters.kept_no_room), (3, 1));
 }
 
 #[test]
 fn a_nak_that_has_become_stale_is_not_sent() {
     let mut pair = pair();
     let burst = [0, 2, 1].map(|psn| pair.rdma(Opcode::RC_WRITE_ONLY, psn, 8, 8).ack_req());
-    assert_eq!(pair.tell_all(1, &burst), ["ACK +1 msn 2"]);
+    assert_eq!(pair.tell_all(1, &burst), ["ACK +2 msn 3"]);
 }
 
 #[test]

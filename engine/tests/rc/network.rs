@@ -67,7 +67,7 @@ fn a_packet_that_is_not_the_qp_s_is_counted_and_dropped() {
             p.ext = vec![0; 8];
         }),
         ("reserved opcode", "rx_unknown_opcode", |p| p.bth.opcode = Opcode(0x15)),
-        ("manufacturer's opcode", "rx_unknown_opcode", |p| p.bth.opcode = Opcode(0xc0)),
+        ("manufacturer's opcode", "rx_unknown_opcode", |p| p.bth.opcode = Opcode(0xc1)),
     ];
     for (what, counter, change) in cases {
         dropped(what, counter, |pair| {

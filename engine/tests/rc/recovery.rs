@@ -1,6 +1,6 @@
 //! A wire that loses, repeats, swaps and garbles: whatever happens to any one or two packets, every operation is done once.
 
-use shm::attr::{WcStatus, WrOpcode};
+use shm::attr::{RecoveryPolicy, WcStatus, WrOpcode};
 use shm::layout::SendWqe;
 
 use crate::peer::pattern;
@@ -11,8 +11,9 @@ const TIMEOUT_NS: u64 = 4096 << 14;
 const OPERATIONS: u64 = 8;
 
 /// Two QPs whose PSNs are about to wrap, with work of every kind posted on side 0.
-fn busy_pair() -> Pair {
+fn busy_pair(policy: RecoveryPolicy) -> Pair {
     let mut pair = Pair::new(Connect { path_mtu: 1, psn: [(1 << 24) - 6, 9], ..Connect::default() });
+    pair.set_recovery(policy);
     pair.write(0, 0, &pattern(4096));
     pair.write(1, 16_384, &pattern(900));
     pair.write(1, 32_768, &100u64.to_ne_bytes());
@@ -43,14 +44,20 @@ fn busy_pair() -> Pair {
     pair
 }
 
+/// How long losses take to be noticed, and how often they may have to.
+fn patience(policy: RecoveryPolicy) -> (u64, usize) {
+    if policy.is_selective() { (25_000, 200) } else { (TIMEOUT_NS, 12) }
+}
+
 /// Lets the pair finish, and checks that everything was done, once and in order.
-fn check_done(pair: &mut Pair, what: &str) {
+fn check_done(pair: &mut Pair, policy: RecoveryPolicy, what: &str) {
     let mut completions = pair.completions(0);
-    for _ in 0..12 {
+    let (step_ns, steps) = patience(policy);
+    for _ in 0..steps {
         if completions.len() as u64 == OPERATIONS {
             break;
         }
-        pair.advance(TIMEOUT_NS);
+        pair.advance(step_ns);
         completions.extend(pair.completions(0));
     }
     let expected: Vec<_> = (1..=OPERATIONS).map(|wr_id| (wr_id, WcStatus::Success)).collect();
@@ -69,10 +76,10 @@ fn check_done(pair: &mut Pair, what: &str) {
 }
 
 /// Frames of a run without faults.
-fn frame_count() -> usize {
-    let mut pair = busy_pair();
+fn frame_count(policy: RecoveryPolicy) -> usize {
+    let mut pair = busy_pair(policy);
     pair.exchange();
-    check_done(&mut pair, "no fault");
+    check_done(&mut pair, policy, "no fault");
     let counters = [pair.counters(0), pair.counters(1)];
     assert!(counters.iter().all(|c| c.retransmitted_packets + c.duplicate_request + c.out_of_sequence == 0));
     let count = pair.sent.len();
@@ -81,89 +88,103 @@ fn frame_count() -> usize {
 }
 
 /// Runs the work; `fault` says what becomes of frame `n`.
-fn run(what: &str, mut fault: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) -> Pair {
-    let mut pair = busy_pair();
+fn run(policy: RecoveryPolicy, what: &str, mut fault: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) -> Pair {
+    let what = &format!("{policy}: {what}");
+    let mut pair = busy_pair(policy);
     let mut n = 0;
     pair.exchange_with(|_, frame| {
         n += 1;
         fault(n - 1, frame)
     });
-    check_done(&mut pair, what);
+    check_done(&mut pair, policy, what);
     pair
 }
 
 #[test]
 fn any_lost_packet_is_made_up_for() {
-    for lost in 0..frame_count() {
-        run(&format!("{lost} lost"), |n, frame| if n == lost { vec![] } else { vec![frame] });
+    for &policy in RecoveryPolicy::ALL {
+        for lost in 0..frame_count(policy) {
+            run(policy, &format!("{lost} lost"), |n, frame| if n == lost { vec![] } else { vec![frame] });
+        }
     }
 }
 
 #[test]
 fn any_two_lost_packets_are_made_up_for() {
-    // The second loss may hit what repairs the first.
-    let count = frame_count() + 6;
-    for first in 0..count {
-        for second in (first + 1..count).step_by(1 + first % 2) {
-            run(
-                &format!("{first} and {second} lost"),
-                |n, frame| {
+    for &policy in RecoveryPolicy::ALL {
+        // The second loss may hit what repairs the first.
+        let count = frame_count(policy) + 6;
+        for first in 0..count {
+            for second in (first + 1..count).step_by(1 + first % 2) {
+                run(policy, &format!("{first} and {second} lost"), |n, frame| {
                     if n == first || n == second { vec![] } else { vec![frame] }
-                },
-            );
+                });
+            }
         }
     }
 }
 
 #[test]
 fn any_repeated_packet_is_executed_once() {
-    for twice in 0..frame_count() {
-        run(&format!("{twice} twice"), |n, frame| if n == twice { vec![frame.clone(), frame] } else { vec![frame] });
+    for &policy in RecoveryPolicy::ALL {
+        for twice in 0..frame_count(policy) {
+            run(
+                policy,
+                &format!("{twice} twice"),
+                |n, frame| if n == twice { vec![frame.clone(), frame] } else { vec![frame] },
+            );
+        }
+        let pair = run(policy, "all twice", |_, frame| vec![frame.clone(), frame]);
+        drop(pair);
     }
-    let pair = run("all twice", |_, frame| vec![frame.clone(), frame]);
-    drop(pair);
 }
 
 #[test]
 fn any_late_packet_is_put_up_with() {
-    for late in 0..frame_count() {
-        for distance in [1, 2, 5] {
-            let mut held = None;
-            run(&format!("{late} late by {distance}"), |n, frame| {
-                if n == late {
-                    held = Some(frame);
-                    return vec![];
-                }
-                let mut frames = vec![frame];
-                if n == late + distance {
-                    frames.extend(held.take());
-                }
-                frames
-            });
+    for &policy in RecoveryPolicy::ALL {
+        for late in 0..frame_count(policy) {
+            for distance in [1, 2, 5] {
+                let mut held = None;
+                run(policy, &format!("{late} late by {distance}"), |n, frame| {
+                    if n == late {
+                        held = Some(frame);
+                        return vec![];
+                    }
+                    let mut frames = vec![frame];
+                    if n == late + distance {
+                        frames.extend(held.take());
+                    }
+                    frames
+                });
+            }
         }
     }
 }
 
 #[test]
 fn a_garbled_packet_is_counted_and_lost() {
-    for garbled in 0..frame_count() {
-        let mut pair = run(&format!("{garbled} garbled"), |n, mut frame| {
-            if n == garbled {
-                // In what the ICRC covers, and no other checksum does.
-                let at = frame.len() - 6;
-                frame[at] ^= 0x10;
-            }
-            vec![frame]
-        });
-        let wrong = pair.port_counters(0).rx_icrc_encapsulated + pair.port_counters(1).rx_icrc_encapsulated;
-        assert_eq!(wrong, 1, "{garbled}");
+    for &policy in RecoveryPolicy::ALL {
+        for garbled in 0..frame_count(policy) {
+            let mut pair = run(policy, &format!("{garbled} garbled"), |n, mut frame| {
+                if n == garbled {
+                    // In what the ICRC covers, and no other checksum does.
+                    let at = frame.len() - 6;
+                    frame[at] ^= 0x10;
+                }
+                vec![frame]
+            });
+            let wrong = pair.port_counters(0).rx_icrc_encapsulated + pair.port_counters(1).rx_icrc_encapsulated;
+            assert_eq!(wrong, 1, "{garbled}");
+        }
     }
 }
 
 #[test]
 fn a_long_message_survives_one_loss_in_ten() {
-    for (opcode, side) in [(WrOpcode::RdmaWrite, 1), (WrOpcode::RdmaRead, 0), (WrOpcode::Send, 1)] {
+    let kinds = [(WrOpcode::RdmaWrite, 1), (WrOpcode::RdmaRead, 0), (WrOpcode::Send, 1)];
+    for (&policy, (opcode, side)) in RecoveryPolicy::ALL.iter().flat_map(|policy| kinds.map(|kind| (policy, kind))) {
         let mut pair = Pair::new(Connect { path_mtu: 1, timeout: 8, ..Connect::default() });
+        pair.set_recovery(policy);
         let length = 200_000u32;
         pair.write(1 - side, if side == 0 { 4096 } else { 0 }, &pattern(length as usize));
         if opcode == WrOpcode::Send {
@@ -174,26 +195,26 @@ fn a_long_message_survives_one_loss_in_ten() {
         pair.post(wqe, length);
         let mut n = 0;
         let mut completions = Vec::new();
-        for _ in 0..200 {
+        for _ in 0..2000 {
             pair.exchange_with(|_, frame| {
                 n += 1;
                 if n % 10 == 3 { vec![] } else { vec![frame] }
             });
-            pair.now = pair.now.add_ns(4096 << 8);
+            pair.now = pair.now.add_ns(if policy.is_selective() { 20_000 } else { 4096 << 8 });
             completions.extend(pair.completions(0));
             if !completions.is_empty() {
                 break;
             }
         }
-        assert_eq!(completions, [(1, WcStatus::Success)], "{opcode}");
+        assert_eq!(completions, [(1, WcStatus::Success)], "{policy} {opcode}");
         assert!(pair.read(side, if side == 1 { 4096 } else { 0 }, length as usize) == pattern(length as usize));
-        assert!(pair.counters(0).retransmitted_packets > 10, "{opcode}: the fault is real");
+        assert!(pair.counters(0).retransmitted_packets > 10, "{policy} {opcode}: the fault is real");
     }
 }
 
 #[test]
 fn a_dead_peer_ends_in_retry_exceeded() {
-    let mut pair = busy_pair();
+    let mut pair = busy_pair(RecoveryPolicy::GoBackN);
     pair.exchange_with(|from, frame| if from == 1 { vec![] } else { vec![frame] });
     let mut statuses = Vec::new();
     for _ in 0..8 {

@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, TransportConfig};
+use engine::config::{
+    EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, RecoveryConfig, TransportConfig,
+};
 use engine::control::{Control, Peer};
 use engine::{Shard, Time};
-use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr, WcStatus};
+use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, RecoveryPolicy, SrqAttr, WcStatus};
 use shm::clock::DeviceClock;
 use shm::control::{Reply, Request};
 use shm::doorbell::DoorbellPage;
@@ -54,6 +56,7 @@ pub(crate) struct HostOptions {
     pub(crate) interface_mtu: u16,
     pub(crate) shard_count: u8,
     pub(crate) transport: TransportConfig,
+    pub(crate) recovery: RecoveryConfig,
     pub(crate) limits: Limits,
     pub(crate) process_memory: ProcessMemoryPolicy,
     pub(crate) qos: QosSettings,
@@ -74,6 +77,7 @@ impl HostOptions {
             interface_mtu: 9000,
             shard_count: 1,
             transport: TransportConfig::default(),
+            recovery: RecoveryConfig::default(),
             limits: Limits { user_share_percent: 100, ..Limits::default() },
             process_memory: ProcessMemoryPolicy::Everybody,
             qos: QosSettings::default(),
@@ -102,6 +106,7 @@ impl Host {
             ports: vec![port],
             limits: options.limits,
             transport: options.transport,
+            recovery: options.recovery,
             process_memory: options.process_memory,
             clock: DeviceClock::Private,
             qos: options.qos,
@@ -548,6 +553,15 @@ impl Pair {
         pair.exchange();
         pair.sent.clear();
         pair
+    }
+
+    /// Has both sides make up for losses in this way.
+    pub(crate) fn set_recovery(&mut self, policy: RecoveryPolicy) {
+        for side in 0..2 {
+            let request = Request::SetRecovery { qpn: self.qps[side].qpn, policy };
+            let (reply, _) = self.hosts[side].request(self.clients[side].session, request, vec![]);
+            assert_eq!(reply, Reply::Done);
+        }
     }
 
     /// Passes frames to and fro until neither side has more to say at this time.

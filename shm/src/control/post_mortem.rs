@@ -107,6 +107,8 @@ pub struct Retries {
     pub gaps: u8,
     /// RNR NAKs; counts on where `rnr_retry` has no end, up to 255.
     pub rnr_naks: u8,
+    /// Times packets were found lost one by one; up to 255.
+    pub selective: u8,
     /// From the first transmission that got no answer to the end, ns; 0 if nothing was repeated.
     pub waited_ns: u64,
 }

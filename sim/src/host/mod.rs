@@ -12,7 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::command::{Answer, Command, Shards};
-use engine::config::{EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, TransportConfig};
+use engine::config::{
+    EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, RecoveryConfig, TransportConfig,
+};
 use engine::control::{Control, Peer};
 use engine::counters::{PortCounters, ShardCounters};
 use engine::{Backlog, Shard, Time};
@@ -42,6 +44,8 @@ pub struct HostSettings {
     pub transport: TransportConfig,
     /// Quality of service.
     pub qos: QosSettings,
+    /// Its loss recovery.
+    pub recovery: RecoveryConfig,
     /// Frames that a shard takes from its receive queue in one turn.
     pub rx_burst: usize,
     /// Frames that a shard builds in one turn.
@@ -64,6 +68,7 @@ impl Default for HostSettings {
             shard_count: 1,
             transport: TransportConfig::default(),
             qos: QosSettings::default(),
+            recovery: RecoveryConfig::default(),
             rx_burst: 32,
             tx_burst: 32,
             tx_queue_frames: 256,
@@ -228,6 +233,7 @@ impl Host {
             ports: vec![port],
             limits: settings.size.limits(),
             transport: settings.transport,
+            recovery: settings.recovery,
             process_memory: ProcessMemoryPolicy::Everybody,
             clock: DeviceClock::Private,
             qos: settings.qos,

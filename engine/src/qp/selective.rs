@@ -1,0 +1,465 @@
+//! Selective repeat, the requester's side: what the peer says it has, what counts as lost, and what is sent again.
+
+use shm::attr::{QpState, RecoveryPolicy};
+use wire::buf::TxBatch;
+use wire::{Frame, OpKind, Psn, SackEthRepr, Syndrome};
+
+use super::board::{Board, Verdict};
+use super::keep::Keeping;
+use super::psn_set::{PsnSet, WINDOW};
+use super::{Qp, Step};
+use crate::post_mortem::RetryKind;
+use crate::shard::Env;
+use crate::time::Time;
+
+impl Qp {
+    /// Changes how lost packets are made up for, at any time. What is in flight is sent again if that is needed.
+    pub(crate) fn set_recovery(&mut self, env: &mut Env, policy: RecoveryPolicy) {
+        self.recovery = policy;
+        if policy.is_selective() && self.body.board.is_none() {
+            self.body.board = Some(Board::new(self.req.una_psn, self.body.slots.len()));
+        }
+        if !policy.is_selective()
+            && let Some(mut board) = self.body.board.take()
+        {
+            board.kept.clear(&mut env.keep);
+            // What the peer has said is forgotten: only from the oldest PSN on is everything known to arrive.
+            if self.req.nxt_psn != self.req.una_psn {
+                self.rewind();
+                if matches!(self.state, QpState::Rts | QpState::Sqd) {
+                    self.schedule_requests(env);
+                }
+            }
+        }
+        self.refresh_timeout(env);
+    }
+
+    /// The board of a QP whose first PSN was set, or that starts anew.
+    pub(super) fn reset_board(&mut self, env: &mut Env) {
+        if let Some(mut board) = self.body.board.take() {
+            board.kept.clear(&mut env.keep);
+        }
+        if self.recovery.is_selective() {
+            self.body.board = Some(Board::new(self.req.una_psn, self.body.slots.len()));
+        }
+    }
+
+    /// The QP is over: what is kept for it goes.
+    pub(super) fn drop_board(&mut self, env: &mut Env) {
+        if let Some(board) = &mut self.body.board {
+            board.rest();
+            board.lost.clear();
+            board.kept.clear(&mut env.keep);
+        }
+    }
+
+    /// Sets the long timer's length: of go-back-N the verbs attribute, else what the board says, which that bounds.
+    pub(super) fn refresh_timeout(&mut self, env: &Env) {
+        let attribute_ns = self.body.cold.timeout_ns;
+        let board = self.body.board.as_deref();
+        self.req.timeout_ns =
+            board.map_or(attribute_ns, |board| board.long_ns(&self.body.cold.rtt, &env.recovery, attribute_ns));
+    }
+
+    /// Request packets that may be unacknowledged.
+    #[inline]
+    pub(super) fn window_packets(&self, env: &Env) -> u32 {
+        let limit = env.transport.window_packets;
+        // What a selective acknowledgement can't name would be sent in vain.
+        if self.recovery.is_selective() { limit.min(WINDOW) } else { limit }
+    }
+
+    /// The slot that a PSN in flight belongs to: its number, not its index.
+    fn slot_at(&self, psn: Psn) -> Option<u32> {
+        let (mut low, mut count) = (self.req.una_slot, self.req.started.wrapping_sub(self.req.una_slot));
+        // The first whose end is after the PSN; local work requests have no PSN of their own.
+        while count > 0 {
+            let middle = low.wrapping_add(count / 2);
+            if psn.is_before(self.body.slots[self.slot_index(middle)].end_psn()) {
+                count /= 2;
+            } else {
+                low = middle.wrapping_add(1);
+                count -= count / 2 + 1;
+            }
+        }
+        let slot = &self.body.slots[self.slot_index(low)];
+        (low != self.req.started && !psn.is_before(slot.first_psn)).then_some(low)
+    }
+
+    /// A response for a QP that repeats selectively. False if it says nothing.
+    pub(super) fn take_selectively(&mut self, env: &mut Env, frame: &Frame<'_>) -> bool {
+        let psn = frame.bth().psn;
+        match frame.info().kind {
+            OpKind::Acknowledge => {
+                env.counters.rx_acks += 1;
+                match frame.aeth().map(|aeth| aeth.syndrome) {
+                    Some(Syndrome::Ack { .. }) => self.take_ack(env, psn.add(1)),
+                    Some(syndrome) => self.handle_ack(env, psn, syndrome),
+                    None => {}
+                }
+            }
+            OpKind::ReadResponse | OpKind::AtomicAcknowledge => self.take_response(env, frame),
+            _ => return false,
+        }
+        self.detect_losses(env);
+        true
+    }
+
+    /// A plain acknowledgement of everything before `end`: it left the peer after all the responses to it.
+    fn take_ack(&mut self, env: &mut Env, end: Psn) {
+        self.note_executed(env, end);
+        if let Some(board) = &mut self.body.board
+            && board.response_end.is_before(end)
+        {
+            board.response_end = end;
+        }
+        self.advance_executed(env);
+    }
+
+    /// The peer has executed everything before `end`.
+    fn note_executed(&mut self, env: &Env, end: Psn) {
+        let last = end.sub(1);
+        let slot = self.slot_at(last).map(|number| self.slot_index(number));
+        let Some(board) = &mut self.body.board else { return };
+        if !board.acked_end.is_before(end) {
+            return;
+        }
+        if let Some(index) = slot {
+            let response_of = self.body.slots[index].opcode.is_read_or_atomic().then_some(index);
+            board.note_arrival(last, response_of, &self.body.cold.rtt, env.now, &env.recovery);
+        }
+        board.note_executed(end);
+        board.note_progress(env.now);
+    }
+
+    /// Moves on as far as the peer has executed and answered.
+    fn advance_executed(&mut self, env: &mut Env) {
+        if let Some(end) = self.body.board.as_ref().map(|board| board.acked_end) {
+            // A READ that is not answered in full is no gap here: what is missing of it is asked for by itself.
+            let _ = self.advance_to(env, end);
+        }
+    }
+
+    /// A selective acknowledgement. One for a QP that goes back N is a NAK for the PSN that is missing.
+    pub(super) fn take_sack(&mut self, env: &mut Env, psn: Psn, sack: &SackEthRepr) -> bool {
+        let missing = psn.add(1);
+        if missing.is_before(self.req.una_psn) {
+            env.counters.duplicate_ack += 1;
+            return false;
+        }
+        if !missing.is_before(self.req.max_psn) {
+            env.counters.ghost_ack += 1;
+            return false;
+        }
+        env.counters.rx_sacks += 1;
+        self.body.cold.counters.sacks += 1;
+        if self.body.board.is_none() {
+            // More of them follow for the same gap, where a NAK comes once.
+            let _ = self.advance_to(env, missing);
+            if self.req.rnr_until == Time::NEVER {
+                self.handle_gap(env);
+            }
+            return true;
+        }
+        self.note_executed(env, missing);
+        self.advance_executed(env);
+        if self.req.rnr_until != Time::NEVER {
+            // The wait after an RNR NAK ends with going back anyway, and the peer has dropped what it had.
+            return true;
+        }
+        self.note_sacked(env, PsnSet::from_sack(sack, missing), missing);
+        self.detect_losses(env);
+        true
+    }
+
+    fn note_sacked(&mut self, env: &Env, named: PsnSet, missing: Psn) {
+        let (una, nxt) = (self.req.una_psn, self.req.nxt_psn);
+        let cold = &mut self.body.cold;
+        let Some(board) = &mut self.body.board else { return };
+        let mut new = named.without(&board.sacked);
+        while let Some(psn) = new.first_from(missing.add(1)) {
+            new.remove(psn);
+            // The peer may say what it likes: it counts for what is in flight only.
+            if !psn.is_before(nxt) || psn.distance_from(una) >= WINDOW.cast_signed() {
+                break;
+            }
+            board.sacked.insert(psn);
+            board.lost.remove(psn);
+            board.note_arrival(psn, None, &cold.rtt, env.now, &env.recovery);
+            board.note_progress(env.now);
+            if board.request_end.is_before(psn.add(1)) {
+                board.request_end = psn.add(1);
+            }
+            if let Some(ns) = cold.rtt.arrived(psn, env.now) {
+                cold.rtt.sample(ns);
+            }
+        }
+    }
+
+    /// A READ response or atomic result: taken if it is its turn, kept if it is early.
+    fn take_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        let psn = frame.bth().psn;
+        let Some(number) = self.slot_at(psn) else { return };
+        let index = self.slot_index(number);
+        let slot = self.body.slots[index];
+        if !slot.opcode.is_read_or_atomic() {
+            // Refused as ever, with everything before it acknowledged.
+            self.handle_in_turn(env, frame);
+            return;
+        }
+        let (rtt, Some(board)) = (&mut self.body.cold.rtt, &mut self.body.board) else { return };
+        board.note_arrival(psn, Some(index), rtt, env.now, &env.recovery);
+        board.note_executed(slot.end_psn());
+        board.note_progress(env.now);
+        if board.response_end.is_before(psn.add(1)) {
+            board.response_end = psn.add(1);
+        }
+        if let Some(ns) = rtt.arrived(psn, env.now) {
+            rtt.sample(ns);
+        }
+        self.advance_executed(env);
+        if self.req.una_psn == psn {
+            self.handle_in_turn(env, frame);
+            self.take_kept(env);
+            return;
+        }
+        let una = self.req.una_psn;
+        let Some(board) = &mut self.body.board else { return };
+        match board.kept.keep(&mut env.keep, una, psn, frame.bytes()) {
+            Keeping::Kept => {
+                board.lost.remove(psn);
+                env.counters.kept_responses += 1;
+            }
+            Keeping::Twice => env.counters.duplicate_ack += 1,
+            Keeping::NoRoom => env.counters.kept_no_room += 1,
+        }
+    }
+
+    /// A response whose PSN is the oldest without acknowledgement.
+    fn handle_in_turn(&mut self, env: &mut Env, frame: &Frame<'_>) {
+        if frame.info().kind == OpKind::ReadResponse {
+            self.handle_read_response(env, frame);
+        } else {
+            self.handle_atomic_ack(env, frame);
+        }
+    }
+
+    /// Takes the responses that were kept, as far as their turn has come.
+    fn take_kept(&mut self, env: &mut Env) {
+        loop {
+            self.advance_executed(env);
+            let una = self.req.una_psn;
+            let Some(board) = &mut self.body.board else { return };
+            let Some(kept) = board.kept.take(&env.keep, una, una) else { return };
+            let lent = env.keep.lend();
+            if let Some(frame) = lent.frame(kept) {
+                self.handle_in_turn(env, &frame);
+            }
+            env.keep.take_back(lent, kept);
+        }
+    }
+
+    /// Looks at what has not come of what is in flight, and marks what is lost.
+    pub(super) fn detect_losses(&mut self, env: &mut Env) {
+        let before = self.body.board.as_ref().map_or(0, |board| board.lost.count());
+        self.judge_missing(env);
+        let Some(board) = &self.body.board else { return };
+        let lost = board.lost.count();
+        if lost <= before || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        self.note_loss(env, RetryKind::Selective);
+        if self.recovery == RecoveryPolicy::Hybrid && lost > env.recovery.holes {
+            self.go_back(env);
+        }
+        self.schedule_requests(env);
+    }
+
+    fn judge_missing(&mut self, env: &Env) {
+        let una = self.req.una_psn;
+        let in_flight = self.in_flight().min(WINDOW);
+        let Some(board) = &mut self.body.board else { return };
+        board.reorder_at = Time::NEVER;
+        // Nothing beyond what has come is missing, unless it was sent again.
+        let ends = [board.request_end, board.response_end];
+        let come = ends.map(|end| end.distance_from(una)).into_iter().max().unwrap_or(0).cast_unsigned();
+        let repeated = board.repeated.last_from(una).map_or(0, |psn| psn.distance_from(una).cast_unsigned() + 1);
+        let span = come.max(repeated).min(in_flight);
+        let mut open = PsnSet::range(una, span).without(&board.lost).without(&board.sacked).without(board.kept.set());
+        while let Some(psn) = open.first_from(una) {
+            let Some(number) = self.slot_at(psn) else { return };
+            let slot = self.body.slots[self.slot_index(number)];
+            let Some(board) = &mut self.body.board else { return };
+            let is_executed = slot.first_psn.is_before(board.acked_end);
+            let (skipped, is_passed) = match (slot.opcode.is_read_or_atomic(), is_executed) {
+                // Its request is on its way, whatever PSN of it this is, and has its own place in the map.
+                (true, false) if psn != slot.first_psn => (slot.packets, None),
+                (false, _) if psn.is_before(board.acked_end) => (slot.packets, None),
+                (true, true) => (1, Some(psn.is_before(board.response_end))),
+                _ => (1, Some(psn.is_before(board.request_end))),
+            };
+            // Of a READ that waits at the peer for what is before it, nothing is missing.
+            let is_waiting = slot.opcode.is_read_or_atomic() && !is_executed && board.sacked.contains(slot.first_psn);
+            if let (Some(is_passed), false) = (is_passed, is_waiting)
+                && let Verdict::LostAt(at) = board.judge(psn, is_passed, &self.body.cold.rtt, &env.recovery, env.now)
+            {
+                if at <= env.now {
+                    board.lost.insert(psn);
+                } else {
+                    board.reorder_at = board.reorder_at.min(at);
+                }
+            }
+            let done = if skipped == 1 { (psn, 1) } else { (psn, slot.end_psn().distance_from(psn).cast_unsigned()) };
+            open = open.without(&PsnSet::range(done.0, done.1.min(WINDOW)));
+        }
+    }
+
+    /// Sends what is lost again, one packet a call. `None` if nothing is.
+    pub(super) fn transmit_lost<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Option<Step> {
+        let una = self.req.una_psn;
+        let board = self.body.board.as_deref_mut()?;
+        let psn = board.lost.first_from(una)?;
+        let acked_end = board.acked_end;
+        let Some(number) = self.slot_at(psn).filter(|_| psn.is_before(self.req.nxt_psn)) else {
+            // Nothing that is in flight: the cursor will come to it.
+            self.body.board.as_deref_mut()?.lost.remove(psn);
+            return Some(Step::Sent);
+        };
+        if tx.room() == 0 {
+            return Some(Step::NoRoom);
+        }
+        let index = self.slot_index(number);
+        let slot = self.body.slots[index];
+        let packet = psn.distance_from(slot.first_psn).cast_unsigned();
+        let is_read = slot.opcode.is_read_or_atomic();
+        // Of a READ that was executed, what is missing in one piece; else the request packet itself.
+        let count = if is_read && slot.first_psn.is_before(acked_end) {
+            let lost = &self.body.board.as_deref()?.lost;
+            let end = slot.end_psn().distance_from(psn).cast_unsigned().min(WINDOW);
+            (1..end).find(|&offset| !lost.contains(psn.add(offset))).unwrap_or(end)
+        } else {
+            1
+        };
+        let asked = if count == 1 && packet == 0 && !slot.first_psn.is_before(acked_end) {
+            u32::MAX
+        } else {
+            count << self.mtu.shift()
+        };
+        match self.push_packet(env, tx, &slot, index, packet, psn, asked, true) {
+            Ok(()) => {
+                self.after_repeat(env, index, psn, count);
+                Some(Step::Sent)
+            }
+            Err(cause) => {
+                // It fails when its turn comes, as one that can't be sent for the first time does.
+                self.body.slots[index].error = Some(super::slot::WqeError::of_packet(cause));
+                env.counters.req_local_errors += 1;
+                self.rewind();
+                self.schedule_requests(env);
+                Some(Step::Idle)
+            }
+        }
+    }
+
+    fn after_repeat(&mut self, env: &mut Env, index: usize, psn: Psn, count: u32) {
+        self.note_sent();
+        env.counters.retransmitted_packets += 1;
+        env.counters.selective_repeats += 1;
+        self.body.cold.counters.retransmitted_packets += 1;
+        self.body.cold.rtt.forget_if(psn, count);
+        let is_executed = self.body.board.as_ref().is_some_and(|board| psn.is_before(board.acked_end));
+        let Some(board) = &mut self.body.board else { return };
+        if !is_executed {
+            board.note_sent(psn, index, true, env.now);
+        }
+        board.note_asked_again(psn, count, env.now);
+        // Whether it comes this time is looked at when the short timer of a repeat ends, if nothing says so before.
+        let at = env.now.add_ns(u64::from(env.recovery.rto_low_us) * 1_000);
+        board.reorder_at = board.reorder_at.min(at);
+        if self.req.deadline == Time::NEVER && self.req.timeout_ns > 0 {
+            self.req.deadline = env.now.add_ns(self.req.timeout_ns);
+        }
+        self.arm_timer(env);
+    }
+
+    /// Starts the short timer when something goes out and it does not run.
+    #[inline]
+    pub(super) fn start_probe(&mut self, env: &mut Env) {
+        let in_flight = self.in_flight();
+        let Some(board) = &mut self.body.board else { return };
+        if board.probe_at == Time::NEVER {
+            board.start_probe(in_flight, &self.body.cold.rtt, &env.recovery, env.now);
+            self.arm_timer(env);
+        }
+    }
+
+    /// The long timer fired once more without progress: it runs twice as long the next time.
+    pub(super) fn back_off(&mut self, env: &Env) {
+        if let Some(board) = &mut self.body.board {
+            board.backoff = board.backoff.saturating_add(1);
+        }
+        self.refresh_timeout(env);
+    }
+
+    /// The long timer of pure selective repeat fired: only the oldest packet goes again, and the answer will say what else is
+    /// missing. False if that is not how it is done.
+    pub(super) fn repeat_oldest(&mut self, kind: RetryKind) -> bool {
+        let una = self.req.una_psn;
+        let is_sent = una.is_before(self.req.nxt_psn);
+        let Some(board) = &mut self.body.board else { return false };
+        if !matches!(kind, RetryKind::Timeout(_)) || !is_sent {
+            return false;
+        }
+        board.forget_claims();
+        board.lost.insert(una);
+        true
+    }
+
+    /// A timer of the board fired, or may have.
+    #[cold]
+    pub(super) fn handle_board_timer(&mut self, env: &mut Env) {
+        let in_flight = self.in_flight();
+        let is_running = matches!(self.state, QpState::Rts | QpState::Sqd) && self.req.rnr_until == Time::NEVER;
+        let Some(board) = &mut self.body.board else { return };
+        if !is_running || self.req.una_psn == self.req.max_psn {
+            board.rest();
+            return;
+        }
+        if board.reorder_at <= env.now {
+            self.detect_losses(env);
+        }
+        let Some(board) = &mut self.body.board else { return };
+        if board.probe_at <= env.now
+            && board.is_silent(in_flight, &self.body.cold.rtt, &env.recovery, env.now)
+            && in_flight > 0
+            && board.lost.is_empty()
+        {
+            self.probe(env);
+        }
+    }
+
+    /// Sends the last packet in flight once more, so that the peer says what it has; every other time the oldest one.
+    fn probe(&mut self, env: &mut Env) {
+        let (una, nxt) = (self.req.una_psn, self.req.nxt_psn);
+        let last_slot = self.slot_at(nxt.sub(1)).map(|number| self.body.slots[self.slot_index(number)]);
+        let Some(board) = &mut self.body.board else { return };
+        let oldest = una;
+        let last = match last_slot {
+            Some(slot) if slot.opcode.is_read_or_atomic() => {
+                if slot.first_psn.is_before(board.acked_end) {
+                    // The peer answers it only if all before it were sent: so nothing is asked for too early.
+                    let in_window = una.add(WINDOW);
+                    if in_window.is_before(slot.end_psn()) { in_window.sub(1) } else { slot.end_psn().sub(1) }
+                } else {
+                    slot.first_psn
+                }
+            }
+            _ => nxt.sub(1),
+        };
+        let is_there = board.sacked.contains(last) || board.kept.set().contains(last) || last.is_before(una);
+        let psn = if board.probes.is_multiple_of(2) || is_there { oldest } else { last };
+        board.lost.insert(psn);
+        env.counters.tail_probes += 1;
+        self.schedule_requests(env);
+    }
+}
