@@ -11,6 +11,7 @@ use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
 use shm::control::post_mortem::{PostMortem, PostMortemSummary};
 use shm::control::{CallError, Endpoint, MrSummary, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
+use shm::qos::{PortQos, QosChange};
 use shm::socket::SocketEndpoint;
 
 /// How long the daemon may take to accept and to answer, seconds. Its control thread answers within milliseconds.
@@ -165,6 +166,22 @@ impl Client {
         match self.call(&Request::QpDetail { qpn })? {
             Reply::QpDetail(detail) => Ok(*detail),
             _ => Err(ClientError::Unexpected("QP detail")),
+        }
+    }
+
+    /// Quality of service of a port, or of all.
+    pub(crate) fn qos(&self, port_num: Option<u8>) -> Result<Vec<PortQos>, ClientError> {
+        match self.call(&Request::ShowQos { port_num })? {
+            Reply::Qos(ports) => Ok(ports),
+            _ => Err(ClientError::Unexpected("show QoS")),
+        }
+    }
+
+    /// Changes it, and returns what it is now.
+    pub(crate) fn set_qos(&self, port_num: Option<u8>, change: QosChange) -> Result<Vec<PortQos>, ClientError> {
+        match self.call(&Request::SetQos { port_num, change: Box::new(change) })? {
+            Reply::Qos(ports) => Ok(ports),
+            _ => Err(ClientError::Unexpected("set QoS")),
         }
     }
 

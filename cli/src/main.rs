@@ -9,6 +9,7 @@ mod devinfo;
 mod outcome;
 mod pcap;
 mod pingpong;
+mod qos;
 mod qp;
 mod report;
 mod res;
@@ -60,6 +61,9 @@ enum Command {
     /// Queue pairs of all clients, or one in full.
     #[command(after_help = "Example: ferroce qp 0x000027")]
     Qp(qp::Args),
+    /// Priorities, traffic classes and priority flow control of ports.
+    #[command(after_help = "Example: ferroce qos show")]
+    Qos(qos::Args),
     /// Clients and what they hold, or the regions of all of them.
     #[command(after_help = "Example: ferroce res mr")]
     Res(res::Args),
@@ -103,6 +107,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Devinfo(args) => devinfo::run(&connect()?, args, cli.json, out),
         Command::Stat(args) => stat::run(&connect()?, args, cli.json, out),
         Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
+        Command::Qos(args) => qos::run(&connect()?, args, cli.json, out),
         Command::Res(args) => res::run(&connect()?, args, cli.json, out),
         Command::Run(args) => run::run(args, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),

@@ -85,6 +85,7 @@ impl Daemon {
             limits: config.limits.clone(),
             transport: config.transport,
             process_memory: config.process_memory,
+            qos: config.qos,
             ..crate::embedded::engine_config(&config.device)
         };
         let (clock, wake) = (Clock::new(eal), Arc::new(WakeFd::new()?));

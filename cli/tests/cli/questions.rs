@@ -14,6 +14,7 @@ use shm::control::post_mortem::{
     FailedRequest, LastNak, PathSeen, PeerAttr, PostMortem, PostMortemSummary, Psns, RefusedAccess, Retries, Rtt,
 };
 use shm::control::{MrSummary, MrTier, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
+use shm::qos::{PfcBy, PortQos, PriorityState, QosChange, QosSettings};
 use wire::{Gid, MacAddr};
 
 use crate::fake_daemon::{FakeDaemon, hello};
@@ -489,4 +490,40 @@ fn silent_daemon_is_not_waited_for_without_end() {
     });
     let run = ask(&daemon, &["stat"]);
     assert_eq!((run.status, run.stderr.as_str()), (2, "ferroce: the daemon did not answer within 5 s\n"));
+}
+
+/// Ports as the engine has them, with a change that says what was asked for.
+fn port_qos(change: &QosChange) -> PortQos {
+    let counters =
+        |n: u64| vec![("rx_packets".to_owned(), 10 * n), ("rx_pause".to_owned(), n), ("tx_pause".to_owned(), 2 * n)];
+    let state = |n: u64| PriorityState { paused: n == 3, pausing: n == 4, ignoring: n == 5, counters: counters(n) };
+    let settings = QosSettings::default().changed(change).unwrap();
+    PortQos { port_num: 1, settings, pfc_by: PfcBy::Engine, priorities: (0..8).map(state).collect() }
+}
+
+#[test]
+fn qos_is_shown_and_set() {
+    let daemon = FakeDaemon::start(|request| {
+        Some(match request {
+            Request::Hello { .. } => hello(),
+            Request::ShowQos { port_num: None } => Reply::Qos(vec![port_qos(&QosChange::default())]),
+            Request::SetQos { port_num: Some(1), change } => Reply::Qos(vec![port_qos(&change)]),
+            Request::SetQos { .. } => Reply::Refused { errno: 1, message: "user 7 may not change settings".to_owned() },
+            other => panic!("{other:?}"),
+        })
+    });
+    insta::assert_snapshot!("qos_show", text(&daemon, &["qos", "show"]));
+    let set =
+        ["qos", "set", "--port", "1", "--dscp2prio", "set,26,5", "--pfc", "0,0,0,1,0,0,0,0", "pfc_xoff_frames=99"];
+    let shown = text(&daemon, &set);
+    assert!(shown.contains("pfc_xoff_frames            99"), "{shown}");
+    let object = json(&daemon, &[&["--json"], &set[..]].concat());
+    assert_eq!(
+        (&object["pfc"][3], &object["pfc_xoff_frames"], &object["dscp_to_priority"][26]),
+        (&true.into(), &99.into(), &5.into())
+    );
+    assert_eq!(object["priorities"][3]["counters"]["rx_packets"], 30);
+    let refused = ask(&daemon, &["qos", "set", "--trust", "pcp"]);
+    assert_eq!(refused.status, 1);
+    assert!(refused.stderr.contains("user 7 may not change settings"), "{}", refused.stderr);
 }

@@ -3,6 +3,7 @@
 //! An error is a sentence that names the key, the value and what would be legal.
 
 mod args;
+mod qos;
 mod raw;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::{fs, io};
 use engine::config::{Limits, PortAddress, ProcessMemoryPolicy, TransportConfig};
 use nix::fcntl::OFlag;
 use pmd::{FaultRates, MemoryMode};
+use shm::qos::QosSettings;
 use thiserror::Error;
 
 use crate::IdlePolicy;
@@ -26,6 +28,7 @@ use crate::middleware::FaultSetup;
 use crate::port::{ADDRESS_COUNT_MAX, Device, MTU_BYTES_DEFAULT, PortSetup};
 use crate::threads::LcoreSetup;
 pub use args::Args;
+use qos::RawQos;
 use raw::{RawConfig, RawFault, RawLimits, RawPort, RawTransport};
 
 /// Read where it exists and no other is named.
@@ -94,6 +97,8 @@ pub struct Config {
     pub limits: Limits,
     /// Transport settings.
     pub transport: TransportConfig,
+    /// Quality of service that every port starts with.
+    pub qos: QosSettings,
     /// Ports, in the order of their numbers. Their queue pairs are as many as the lcores.
     pub ports: Vec<PortSetup>,
 }
@@ -166,6 +171,7 @@ impl Config {
             process_memory: Some(process_memory_word(self.process_memory).to_owned()),
             limits: RawLimits::resolved(&self.limits),
             transport: RawTransport::resolved(&self.transport),
+            qos: RawQos::resolved(&self.qos),
             port: self.ports.iter().map(raw_port).collect(),
         };
         toml::to_string(&raw).expect("tables of numbers, words and lists are TOML")
@@ -225,6 +231,7 @@ fn validate(raw: &RawConfig, machine: &Machine) -> Result<Config, ConfigError> {
         memory: memory(raw, machine)?,
         process_memory: process_memory(raw)?,
         limits: raw.limits.validate()?,
+        qos: raw.qos.validate()?,
         lcores,
         transport,
         ports,

@@ -32,6 +32,7 @@ macro_rules! number_table {
     };
 }
 
+use super::qos::RawQos;
 use super::{ConfigError, in_range};
 
 /// The whole file.
@@ -52,6 +53,8 @@ pub(super) struct RawConfig {
     pub(super) limits: RawLimits,
     #[serde(default)]
     pub(super) transport: RawTransport,
+    #[serde(default)]
+    pub(super) qos: RawQos,
     #[serde(default)]
     pub(super) port: Vec<RawPort>,
 }

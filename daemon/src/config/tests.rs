@@ -1,5 +1,7 @@
 use clap::{CommandFactory, Parser};
 
+use shm::qos::{Trust, Tsa};
+
 use super::*;
 
 fn machine() -> Machine {
@@ -53,6 +55,15 @@ fn what_is_printed_reads_back_as_the_same() {
         memory_bytes = 1099511627776
         [transport]
         window_packets = 64
+        [qos]
+        trust = "pcp"
+        dscp_to_priority = { 26 = 3, 48 = 6, 0 = 1 }
+        priority_to_class = [0, 0, 1, 2, 3, 4, 5, 6]
+        tsa = ["ets", "ets", "ets", "ets", "ets", "ets", "strict", "strict"]
+        weights = [10, 20, 30, 40, 1, 1, 0, 0]
+        pfc_priorities = [3, 4]
+        pfc_xoff_frames = 500
+        pfc_watchdog_ignore_ms = 100
         [[port]]
         vdev = "net_af_packet0,iface=x"
         mtu_bytes = 1500
@@ -74,6 +85,13 @@ fn what_is_printed_reads_back_as_the_same() {
     }
     let config = parse(everything).unwrap();
     assert_eq!(config.lcores, LcoreSetup { cores: vec![Some(1), Some(2)], idle: IdlePolicy::Spin });
+    let qos = config.qos;
+    assert_eq!((qos.trust, qos.pfc_mask(), qos.priority_to_class[7]), (Trust::Pcp, 0b1_1000, 6));
+    assert_eq!([0, 1, 26, 48].map(|dscp| qos.dscp_to_priority.priority(dscp)), [1, 0, 3, 6]);
+    assert_eq!(
+        (qos.tsa[6], qos.weights, qos.numbers.pfc_xoff_frames),
+        (Tsa::Strict, [10, 20, 30, 40, 1, 1, 0, 0], 500)
+    );
     assert_eq!((config.limits.max_qp, config.limits.memory_bytes), (10, 1 << 40));
     assert_eq!(config.ports[0].faults.unwrap().rates.drop, 0.01);
     assert_eq!((config.ports[0].queue_pairs, config.ports[1].addresses.len()), (2, 2));
@@ -119,6 +137,20 @@ fn bad_values_are_refused_by_a_sentence_with_key_value_and_range() {
         (
             "memory = \"in-memory\"\nmemory_mib = 64",
             "memory_mib = 64: it limits memory without hugepages only: leave it out, or set memory = \"no-huge\"",
+        ),
+        ("qos.trust = \"mac\"", "qos.trust = \"mac\": \"dscp\" and \"pcp\" are possible"),
+        (
+            "qos.dscp_to_priority = { x = 3 }",
+            "qos.dscp_to_priority = { x = 3 }: DSCPs from 0 to 63 and priorities from 0 to 7 are possible",
+        ),
+        ("qos.dscp_to_priority = { 64 = 3 }", "[qos]: DSCP 64 does not exist: 0 to 63 do"),
+        ("qos.priority_to_class = [1]", "qos.priority_to_class = [1]: eight numbers from 0 on are possible"),
+        ("qos.tsa = [\"ets\"]", "qos.tsa = [\"ets\"]: eight words \"strict\" or \"ets\" are possible"),
+        ("qos.pfc_priorities = [8]", "qos.pfc_priorities = 8: priorities from 0 to 7 are possible"),
+        ("qos.pfc_pause_quanta = 65536", "qos.pfc_pause_quanta = 65536: 1 to 65535 are possible"),
+        (
+            "qos.pfc_xoff_frames = 64",
+            "[qos]: pfc_xon_frames = 64: fewer than pfc_xoff_frames, which is 64, are possible",
         ),
         ("device = \"a b\"", "device = \"a b\": 1 to 63 letters, digits, `_`, `-` and `.` are possible"),
         ("socket_mode = \"888\"", "socket_mode = \"888\": octal digits from \"0000\" to \"0777\" are possible"),
