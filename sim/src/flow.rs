@@ -95,7 +95,7 @@ pub struct NetworkTotals {
     pub pauses: u64,
     /// Time that transmitters were paused, all of them together, ns.
     pub paused_ns: u64,
-    /// Frames that switches dropped for want of room.
+    /// Frames that switches and hosts dropped, for want of room above all.
     pub dropped: u64,
     /// Frames that links lost.
     pub lost: u64,

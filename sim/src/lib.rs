@@ -1,5 +1,6 @@
-//! A deterministic simulator: two hosts that run the real engine behind the real rings, clients on the real client library, a
-//! faulty link between them, one virtual clock, one seed.
+//! A deterministic simulator: hosts that run the real engine behind the real rings, clients on the real client library, faulty
+//! links and switches between them, one virtual clock, one seed. [`world`] has two hosts and checks everything that can be done
+//! with them; [`network`] has many, and carries flows.
 //!
 //! * [`agenda`]: the clock, one heap of events ordered by time and sequence.
 //! * [`random`]: streams of random numbers, one for each node and direction, all from the seed.
@@ -9,6 +10,8 @@
 //! * [`world`]: what happens in which order.
 //! * [`run`]: a run in its phases: faults, then none and everything must come to its end, then silence.
 //! * [`flow`]: what workloads ask of a network of many hosts, and what it tells of it.
+//! * [`network`]: many hosts, with switches between them.
+//! * [`scenario`]: a network, its flows and its faults from a file.
 //! * [`workload`]: flows by pattern, by chance and by published distributions.
 //! * [`stats`]: completion times, slowdowns, rates, queues and fairness, from what a network tells.
 //! * [`report`]: a run as CSV, JSON, charts and a page.
@@ -33,6 +36,7 @@ pub mod network;
 pub mod random;
 pub mod report;
 pub mod run;
+pub mod scenario;
 pub mod stats;
 pub mod swarm;
 pub mod trace;

@@ -243,6 +243,26 @@ fn a_neighbour_can_be_asked_about_without_a_path() {
 }
 
 #[test]
+fn a_neighbour_that_is_fixed_is_never_asked_for() {
+    let mut pair = Pair::with(Connect::default(), options(1), options(2), 1 << 16);
+    let mac = MacAddr([2, 0, 0, 0, 9, 9]);
+    let fix = Command::FixNeighbour { port: 0, ip: global(9), vlan: None, mac };
+    assert!(matches!(pair.hosts[0].shards.command(0, fix), Answer::Done));
+    let before = pair.hosts[0].shards.shards[0].port_counters(0).unwrap().tx_ndp_packets;
+    for _ in 0..4 {
+        pair.exchange();
+        // Longer than an answer of a neighbour that was asked for is trusted.
+        pair.advance(60_000_000_000);
+    }
+    let ask = Command::QueryNeighbour { port: 0, ip: global(9), vlan: None };
+    let answer = pair.hosts[0].shards.command(0, ask);
+    assert!(matches!(answer, Answer::Neighbour(Neighbour::Known(known)) if known == mac), "{answer:?}");
+    assert_eq!(pair.hosts[0].shards.shards[0].port_counters(0).unwrap().tx_ndp_packets, before);
+    let nowhere = Command::FixNeighbour { port: 1, ip: global(9), vlan: None, mac };
+    assert!(matches!(pair.hosts[0].shards.command(0, nowhere), Answer::Missing));
+}
+
+#[test]
 fn the_active_mtu_is_what_the_interface_has_room_for() {
     for (interface_mtu, bytes) in
         [(576, 256), (1_103, 512), (1_500, 1024), (2_128, 2048), (4_175, 2048), (4_176, 4096), (9_000, 4096)]

@@ -52,6 +52,8 @@ pub struct HostSettings {
     pub tx_burst: usize,
     /// Frames that the device takes before it has sent one.
     pub tx_queue_frames: usize,
+    /// Frames that may wait for each shard; more are lost.
+    pub rx_queue_frames: usize,
     /// Link speed, Mbit/s; 0 = unknown.
     pub speed_mbps: u32,
     /// Room for objects.
@@ -72,6 +74,7 @@ impl Default for HostSettings {
             rx_burst: 32,
             tx_burst: 32,
             tx_queue_frames: 256,
+            rx_queue_frames: 1 << 16,
             speed_mbps: 0,
             size: EngineSize::default(),
             turn_ns: 1_000,
@@ -125,6 +128,8 @@ struct Inner {
     rx: Vec<VecDeque<Vec<u8>>>,
     /// Frames that the device has to send.
     tx: VecDeque<Vec<u8>>,
+    /// Frames that were lost because the engine did not come for them.
+    rx_dropped: u64,
     /// Frames that it has taken, and not sent yet.
     waiting_frames: usize,
     sessions: BTreeMap<u32, Session>,
@@ -249,6 +254,7 @@ impl Host {
             engine: Engine { shards, wakes, now: Time::ZERO },
             rx,
             tx: VecDeque::new(),
+            rx_dropped: 0,
             waiting_frames: 0,
             sessions: BTreeMap::new(),
             is_asleep: false,
@@ -365,6 +371,11 @@ impl Host {
         session.blocks.iter().filter_map(map).collect()
     }
 
+    /// Frames that were lost because the engine did not come for them.
+    pub fn rx_dropped(&self) -> u64 {
+        self.lock().rx_dropped
+    }
+
     /// Counters of the port, all shards together.
     pub fn port_counters(&self) -> PortCounters {
         let mut sum = PortCounters::default();
@@ -403,7 +414,12 @@ impl Inner {
         }
         let owner = dest.map_or(0, engine::shard_of);
         let owner = if owner < self.settings.shard_count { owner } else { 0 };
-        self.rx[usize::from(owner)].push_back(frame);
+        let queue = &mut self.rx[usize::from(owner)];
+        if queue.len() < self.settings.rx_queue_frames {
+            queue.push_back(frame);
+        } else {
+            self.rx_dropped += 1;
+        }
     }
 
     fn turn(&mut self) -> Turned {

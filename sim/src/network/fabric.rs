@@ -55,7 +55,7 @@ pub enum Alarm {
     /// A connection may be brought up again.
     Reconnect(u32),
     /// Something goes wrong on purpose.
-    Incident(u32),
+    Mishap(u32),
 }
 
 /// What has happened.
@@ -442,7 +442,7 @@ impl Fabric {
             pauses: switches.pauses_sent,
             paused_ns: self.nodes.iter().map(|node| node.nic.paused_ns(now)).sum::<u64>()
                 + self.switches.iter().map(|switch| switch.paused_ns(now)).sum::<u64>(),
-            dropped: switches.dropped(),
+            dropped: switches.dropped() + self.nodes.iter().map(|node| node.host.rx_dropped()).sum::<u64>(),
             lost: self.lines.iter().map(|line| lost(line.direction.counters())).sum(),
         }
     }

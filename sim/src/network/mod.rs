@@ -2,7 +2,9 @@
 //!
 //! * [`switch`]: a switch with a shared buffer, marks and pauses, as a state machine that a real device could run as well.
 //! * [`headers`]: what a switch reads of a frame, and how it marks it.
-//! * [`fabric`]: all of it on one clock.
+//! * [`run`]: a run of all of it.
+//! * [`traffic`]: applications, connections and flows.
+//! * [`fabric`]: hosts, links and switches on one clock.
 //! * [`classify`]: which priority a frame has.
 //! * [`topology`]: which hosts and switches there are, and the ways between them.
 //! * [`pause`]: a transmitter that obeys pauses.
@@ -13,8 +15,10 @@ pub mod fabric;
 pub mod headers;
 mod nic;
 pub mod pause;
+pub mod run;
 pub mod serializer;
 pub mod switch;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod topology;
+pub mod traffic;

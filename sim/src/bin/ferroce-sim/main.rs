@@ -1,5 +1,7 @@
-//! `ferroce-sim`: runs seeds of the simulator's swarm.
+//! `ferroce-sim`: runs scenarios, and seeds of the simulator's swarm.
 #![forbid(unsafe_code)]
+
+mod scenario;
 
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ArgGroup, Parser};
+use clap::{ArgGroup, Parser, Subcommand};
 use engine::Time;
 use sim::run::{Failure, Report, run_seed};
 use sim::{Violation, swarm};
@@ -18,8 +20,15 @@ use sim::{Violation, swarm};
 ///
 /// Exits with 1 if a run went wrong, 2 if the command line is.
 #[derive(Parser, Debug)]
-#[command(version, group(ArgGroup::new("which").required(true)))]
+#[command(
+    version,
+    group(ArgGroup::new("which").required(true)),
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// One seed.
     #[arg(long, group = "which", value_name = "N")]
     seed: Option<u64>,
@@ -40,6 +49,13 @@ struct Args {
     pcap: Option<PathBuf>,
 }
 
+/// What else there is to run.
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Runs a scenario file: a network, its traffic and its faults.
+    Run(scenario::RunArgs),
+}
+
 /// Between two progress lines where there is no terminal to overwrite them on.
 const SEEDS_PER_LINE: u64 = 50;
 
@@ -53,6 +69,9 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
+    if let Some(Command::Run(run)) = &args.command {
+        return Ok(if scenario::run(run)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let failed_count = match (args.seed, args.seeds.clone()) {
         (Some(seed), _) => u64::from(!run_one(seed, &args)?),
         (None, Some(seeds)) => run_many(seeds, &args)?,

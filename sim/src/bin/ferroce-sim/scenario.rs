@@ -1,0 +1,102 @@
+//! `ferroce-sim run`: a scenario file.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use sim::network::fabric::Fabric;
+use sim::scenario::{Outcome, Scenario, execute};
+
+/// A scenario file, and what is to come of it.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// The scenario: see docs/simulator.md.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Decides about all that happens by chance.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Writes the frames that hosts send and get to this file (pcapng).
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Says what every switch and link has counted.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Runs a scenario and tells of it. False if something went wrong in it.
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
+    let scenario = Scenario::read(&args.file).with_context(|| format!("the scenario {}", args.file.display()))?;
+    let mut details = String::new();
+    let outcome = execute(&scenario, args.seed, args.pcap.is_some(), |fabric| {
+        if args.verbose {
+            details = counters(fabric);
+        }
+    });
+    let mut out = std::io::stdout().lock();
+    match outcome {
+        Ok(outcome) => {
+            if let (Some(path), Some(frames)) = (&args.pcap, &outcome.capture) {
+                std::fs::write(path, frames).with_context(|| format!("writing {}", path.display()))?;
+            }
+            write!(out, "{}{details}", summary(&outcome))?;
+            Ok(true)
+        }
+        Err(violation) => {
+            writeln!(
+                out,
+                "FAILED: {violation}\n{details}  replay: ferroce-sim run {} --seed {}",
+                args.file.display(),
+                args.seed
+            )?;
+            Ok(false)
+        }
+    }
+}
+
+fn summary(outcome: &Outcome) -> String {
+    let Outcome { flows, summary, .. } = outcome;
+    let totals = &summary.totals;
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "flows      {} started, {} completed, {} abandoned; {} connections were brought up again",
+        flows.started, flows.completed, flows.abandoned, flows.reconnects
+    );
+    if !outcome.unfinished.is_empty() {
+        let _ = writeln!(text, "not done   {}", outcome.unfinished);
+    }
+    let _ = writeln!(text, "time       {:.1} us", summary.duration_us);
+    let _ = writeln!(text, "goodput    {:.3} Gbit/s", summary.goodput_bits_per_s / 1e9);
+    let _ = writeln!(
+        text,
+        "packets    {}, {} sent again ({:.3} %); {} marked, {} dropped, {} lost on links",
+        totals.packets, totals.retransmitted, summary.retransmitted_percent, totals.marked, totals.dropped, totals.lost
+    );
+    let _ = writeln!(text, "pauses     {}, {:.1} us in all", totals.pauses, totals.paused_ns as f64 / 1e3);
+    let _ = writeln!(
+        text,
+        "events     {}, {} of them of packets; trace {:016x}",
+        outcome.event_count, outcome.packet_events, outcome.trace
+    );
+    text
+}
+
+fn counters(fabric: &Fabric) -> String {
+    let mut text = String::new();
+    for (switch, number) in fabric.switches().iter().zip(0..) {
+        let peak = switch.buffer_peak_bytes();
+        let _ = writeln!(text, "switch {number}: buffer peak {peak} bytes, {:?}", switch.counters());
+    }
+    for (from, to, counters) in fabric.lines() {
+        let _ = writeln!(text, "{from:?} to {to:?}: {counters:?}");
+    }
+    let (port, shard) = fabric.host_counters();
+    let troubles = port.entries().chain(shard.entries()).filter(|&(_, value)| value > 0);
+    for (name, value) in troubles {
+        let _ = writeln!(text, "hosts: {name:<32} {value}");
+    }
+    text
+}

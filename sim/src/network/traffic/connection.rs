@@ -1,0 +1,150 @@
+//! A connection between two stations, and the flows on it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use ferroce::{AccessFlags, Psn, QueuePair, RecvWr, RemoteQp, SendWr};
+use rand::Rng;
+
+use super::TrafficSettings;
+use super::station::Station;
+use crate::flow::{Flow, FlowOp};
+use crate::random::Stream;
+use crate::violation::{Checked, OrSay};
+
+/// Bit of a work request's number that says it is a receive.
+pub(super) const RECEIVE: u64 = 1 << 63;
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    Up,
+    /// Broken; what was posted is being flushed.
+    Failing,
+    /// Flushed; old packets die out.
+    Lingering,
+    /// One of its stations is lost.
+    Dead,
+}
+
+/// A flow that has begun.
+#[derive(Clone, Debug)]
+pub(super) struct ActiveFlow {
+    pub(super) flow: Flow,
+    pub(super) posted: u64,
+    pub(super) completed: u64,
+    /// Where its bytes are, in the source's and the destination's region.
+    pub(super) ranges: [Range<u64>; 2],
+}
+
+pub(super) struct Connection {
+    /// Source and destination.
+    pub(super) hosts: [u16; 2],
+    pub(super) op: FlowOp,
+    pub(super) qps: [QueuePair; 2],
+    pub(super) phase: Phase,
+    /// The oldest first; they go one after the other.
+    pub(super) flows: VecDeque<ActiveFlow>,
+    /// Bytes of each message that was posted and has not completed.
+    pub(super) outstanding: VecDeque<u32>,
+    /// Bytes of each receive that was posted and has not completed.
+    pub(super) receives: VecDeque<u32>,
+}
+
+impl Connection {
+    /// Which of the two hosts posts the work requests.
+    pub(super) fn requester(&self) -> usize {
+        usize::from(self.op == FlowOp::Read)
+    }
+
+    pub(super) fn requester_host(&self) -> u16 {
+        self.hosts[self.requester()]
+    }
+
+    /// Takes both QPs from RESET to RTS.
+    pub(super) fn connect(&mut self, stations: &[Station], settings: &TrafficSettings, stream: &mut Stream) -> Checked {
+        let psns: [Psn; 2] = std::array::from_fn(|_| Psn::new(stream.random_range(0..=Psn::MASK)));
+        for side in [0, 1] {
+            let peer = &stations[usize::from(self.hosts[1 - side])];
+            let remote = RemoteQp {
+                qpn: self.qps[1 - side].qpn(),
+                psn: psns[1 - side],
+                gid: peer.gid,
+                path_mtu: settings.path_mtu,
+            };
+            let qp = &self.qps[side];
+            qp.to_init(1, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ).or_say("to INIT")?;
+            qp.to_rtr(&remote, &settings.attr).or_say("to RTR")?;
+            qp.to_rts(psns[side], &settings.attr).or_say("to RTS")?;
+        }
+        self.phase = Phase::Up;
+        Ok(())
+    }
+
+    /// The same from any state. What was posted is posted anew.
+    pub(super) fn reconnect(
+        &mut self,
+        stations: &[Station],
+        settings: &TrafficSettings,
+        stream: &mut Stream,
+    ) -> Checked {
+        for qp in &self.qps {
+            qp.reset().or_say("to RESET")?;
+        }
+        for active in &mut self.flows {
+            active.posted = active.completed;
+        }
+        self.connect(stations, settings, stream)
+    }
+
+    /// Posts as many messages as may be outstanding. True if there were any.
+    pub(super) fn post(&mut self, number: u32, stations: &[Station], settings: &TrafficSettings) -> Checked<bool> {
+        if self.phase != Phase::Up {
+            return Ok(false);
+        }
+        let mut posted = false;
+        while self.outstanding.len() < usize::from(settings.outstanding) {
+            let Some(index) = self.flows.iter().position(|active| active.posted < active.flow.bytes) else { break };
+            self.post_message(number, index, stations, settings)?;
+            posted = true;
+        }
+        Ok(posted)
+    }
+
+    fn post_message(&mut self, number: u32, index: usize, stations: &[Station], settings: &TrafficSettings) -> Checked {
+        let active = &mut self.flows[index];
+        let length = (active.flow.bytes - active.posted).min(u64::from(settings.message_bytes)) as u32;
+        // Flows that nobody checks all use the same bytes, again and again.
+        let offset = if settings.verifies { active.posted } else { 0 };
+        active.posted += u64::from(length);
+        let [source, target] = [0, 1].map(|side| active.ranges[side].start + offset);
+        let [from, to] = self.hosts.map(|host| &stations[usize::from(host)].region);
+        let wr_id = u64::from(number);
+        match self.op {
+            FlowOp::Write => {
+                let sge = from.sge(source, length).or_say("an SGE")?;
+                self.qps[0].post_send(&SendWr::write(wr_id, &[sge], to.addr() + target, to.rkey()).signaled())
+            }
+            FlowOp::Read => {
+                let sge = to.sge(target, length).or_say("an SGE")?;
+                self.qps[1].post_send(&SendWr::read(wr_id, &[sge], from.addr() + source, from.rkey()).signaled())
+            }
+            FlowOp::Send => {
+                // The destination knows what is coming.
+                let landing = to.sge(target, length).or_say("an SGE")?;
+                self.qps[1].post_recv(&RecvWr::new(wr_id | RECEIVE, &[landing])).or_say("posting a receive")?;
+                self.receives.push_back(length);
+                let sge = from.sge(source, length).or_say("an SGE")?;
+                self.qps[0].post_send(&SendWr::send(wr_id, &[sge]).signaled())
+            }
+        }
+        .or_say("posting")?;
+        self.outstanding.push_back(length);
+        Ok(())
+    }
+
+    /// True if nothing of it waits for a completion.
+    pub(super) fn is_drained(&self) -> bool {
+        self.outstanding.is_empty() && self.receives.is_empty()
+    }
+}
