@@ -61,8 +61,9 @@ fn number(value: f64) -> String {
     let size = value.abs();
     let text = match size {
         0.0 => return "0".to_owned(),
-        _ if !(1e-3..1e6).contains(&size) => return exponent(value),
-        _ if size < 1.0 => format!("{value:.4}"),
+        _ if !(1e-3..1e5).contains(&size) => return exponent(value),
+        _ if size < 0.1 => format!("{value:.4}"),
+        _ if size < 1.0 => format!("{value:.3}"),
         _ if size < 10.0 => format!("{value:.2}"),
         _ if size < 100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
@@ -166,13 +167,17 @@ fn linear(high: f64, unit: Unit) -> (Range<f64>, Vec<f64>) {
     (0.0..high, ticks)
 }
 
-/// From the decade below the smallest value to that above the largest, or tighter, at 1, 2 and 5, where that is few decades.
+/// From the decade below the smallest value to that above the largest, or from and to digits between where those are few.
 fn log(low: f64, high: f64) -> (Range<f64>, Vec<f64>) {
     let (low, high) = if low > 0.0 && high.is_finite() { (low, high) } else { (1.0, 10.0) };
     let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let is_few = decades.clone().count() <= 3;
     let is_many = decades.clone().count() > 9;
-    let digits: &[f64] = if is_few { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let digits: &[f64] = match is_few {
+        true if high < low * 3.0 => &[1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+        true => &[1.0, 2.0, 5.0],
+        false => &[1.0],
+    };
     let all = decades.flat_map(|decade| digits.iter().map(move |digit| digit * 10.0_f64.powi(decade)));
     let all: Vec<f64> = all.collect();
     // The nearest ticks around the values are the ends.
@@ -234,6 +239,8 @@ mod tests {
             (Scale::Log, Unit::Number, &[1e-5, 1e-2]),
             (Scale::Log, Unit::Number, &[1.1, 7.0]),
             (Scale::Log, Unit::Bytes, &[1_000.0]),
+            (Scale::Log, Unit::Us, &[1_290.0, 1_380.0]),
+            (Scale::Log, Unit::Number, &[90.0, 3e5]),
             (Scale::Log, Unit::Number, &[]),
         ];
         let shown = shown.map(|(scale, unit, values)| {
@@ -248,7 +255,9 @@ mod tests {
         Size: 1 µs, 10 µs, 100 µs, 1 ms, 10 ms, 100 ms
         Size: 1e-5, 1e-4, 1e-3, 1e-2
         Size: 1, 2, 5, 10
-        Size: 1 KB, 2 KB
+        Size: 1 KB, 1.2 KB
+        Size: 1.2 ms, 1.4 ms
+        Size: 10, 100, 1000, 10000, 1e5, 1e6
         Size: 1, 2, 5, 10
         ");
     }

@@ -113,6 +113,7 @@ impl Chart<'_> {
         let mut plot = ChartBuilder::on(&picture)
             .caption(self.title, ("sans-serif", 17).into_font().style(FontStyle::Bold).color(&INK))
             .margin(12)
+            .margin_right(32)
             .x_label_area_size(44)
             .y_label_area_size(72)
             .build_cartesian_2d(x, y)?;

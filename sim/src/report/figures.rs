@@ -44,7 +44,12 @@ fn goodput(recorder: &Recorder) -> Chart<'static> {
 
 fn fairness(recorder: &Recorder) -> Chart<'static> {
     let series = vec![line("Jain's index", recorder.fairness())];
-    Chart { title: "Fairness of the flows that run", x: TIME, y: Axis::linear("Jain's index", Unit::Number), series }
+    Chart {
+        title: "Fairness of the first flows, while they run",
+        x: TIME,
+        y: Axis::linear("Jain's index", Unit::Number),
+        series,
+    }
 }
 
 fn distribution(recorder: &Recorder) -> Chart<'static> {
@@ -66,8 +71,10 @@ fn slowdown(recorder: &Recorder) -> Chart<'static> {
     flows.sort_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)));
     let piece = flows.len().div_ceil(SIZE_PIECES).max(1);
     let has_sizes = flows.first().map(|flow| flow.0) != flows.last().map(|flow| flow.0);
-    let mut named =
-        [("median", 0.5), ("95 %", 0.95), ("99 %", 0.99)].map(|(name, part)| (part, line(name, Vec::new())));
+    // A percentile of fewer flows than it takes to tell it from the largest is not drawn.
+    let percentiles = [("median", 0.5, 2), ("95 %", 0.95, 20), ("99 %", 0.99, 100)];
+    let known = percentiles.into_iter().filter(|(_, _, least)| piece >= *least);
+    let mut named: Vec<(f64, Series)> = known.map(|(name, part, _)| (part, line(name, Vec::new()))).collect();
     for piece in flows.chunks(piece).filter(|_| has_sizes) {
         let mut slowdowns: Vec<f64> = piece.iter().map(|flow| flow.1).collect();
         slowdowns.sort_by(f64::total_cmp);

@@ -13,7 +13,6 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use engine::Time;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 use serde::Serialize;
@@ -76,8 +75,8 @@ pub struct Report<'a> {
     pub replay: &'a str,
     /// Hash of all that happened.
     pub trace: u64,
-    /// When it was over.
-    pub end: Time,
+    /// The run in numbers.
+    pub summary: &'a Summary,
     /// What was written down.
     pub recorder: &'a Recorder,
 }
@@ -91,7 +90,7 @@ struct SummaryFile<'a> {
     /// Hexadecimal: JSON's numbers do not hold 64 bits.
     trace: String,
     #[serde(flatten)]
-    summary: Summary,
+    summary: &'a Summary,
 }
 
 impl Report<'_> {
@@ -117,7 +116,7 @@ impl Report<'_> {
             seed: self.seed,
             replay: self.replay,
             trace: format!("{:016x}", self.trace),
-            summary: self.recorder.summary(self.end),
+            summary: self.summary,
         };
         let json = serde_json::to_string_pretty(&file).map_err(|error| ReportError::Page(error.to_string()))?;
         Ok(json + "\n")
@@ -147,7 +146,7 @@ impl Report<'_> {
             replay => self.replay,
             trace => format!("{:016x}", self.trace),
             bin_us => self.recorder.bin_us(),
-            run => Value::from(Serde(self.recorder.summary(self.end))),
+            run => Value::from(Serde(self.summary)),
             figures => figures,
         });
         filled.map_err(failed)

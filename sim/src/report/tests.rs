@@ -1,3 +1,4 @@
+use engine::Time;
 use rand::Rng;
 
 use super::*;
@@ -34,27 +35,32 @@ fn recorder(flow_count: u32) -> Recorder {
     recorder
 }
 
-fn report(recorder: &Recorder) -> Report<'_> {
+fn summary(recorder: &Recorder) -> Summary {
+    recorder.summary(Time::from_ns(3_000_000))
+}
+
+fn report<'a>(recorder: &'a Recorder, summary: &'a Summary) -> Report<'a> {
     Report {
         name: "two <hosts>",
         scenario: "[topology]\nkind = \"pair\" # <script>alert(1)</script>\n",
         seed: 7,
         replay: "ferroce-sim run two.toml --seed 7",
         trace: 0xfeed_f00d_dead_beef,
-        end: Time::from_ns(3_000_000),
+        summary,
         recorder,
     }
 }
 
 #[test]
 fn summary_has_its_fields_and_units() {
-    insta::assert_snapshot!(report(&recorder(40)).json().unwrap());
+    let recorder = recorder(40);
+    insta::assert_snapshot!(report(&recorder, &summary(&recorder)).json().unwrap());
 }
 
 #[test]
 fn page_holds_all_in_itself_and_escapes_what_is_not_ours() {
     let recorder = recorder(40);
-    let page = report(&recorder).html().unwrap();
+    let page = report(&recorder, &summary(&recorder)).html().unwrap();
     assert!(page.contains("&lt;script&gt;alert(1)") && !page.contains("<script"), "the scenario's text is escaped");
     assert!(page.contains("<h1>two &lt;hosts&gt;</h1>"));
     // Nothing is fetched: the only address is the name of SVG.
@@ -69,25 +75,24 @@ fn page_holds_all_in_itself_and_escapes_what_is_not_ours() {
 #[test]
 fn empty_run_has_a_page_without_charts() {
     let recorder = Recorder::new(1_000, way);
-    let page = report(&recorder).html().unwrap();
+    let page = report(&recorder, &summary(&recorder)).html().unwrap();
     assert!(page.contains("No flow was completed.") && !page.contains("<svg"));
 }
 
 #[test]
 fn files_are_tables_with_names_and_a_row_for_each_thing() {
-    report(&recorder(600)).write("/tmp/simload-report".as_ref()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("made/on/demand");
     let recorder = recorder(12);
-    report(&recorder).write(&directory).unwrap();
+    report(&recorder, &summary(&recorder)).write(&directory).unwrap();
     let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
     let table = |name: &str| {
         let text = read(name);
         let lines: Vec<&str> = text.lines().take(3).collect();
         format!("{name}: {} lines\n{}", text.lines().count(), lines.join("\n"))
     };
-    assert_eq!(read("summary.json"), report(&recorder).json().unwrap());
-    assert_eq!(read("report.html"), report(&recorder).html().unwrap());
+    assert_eq!(read("summary.json"), report(&recorder, &summary(&recorder)).json().unwrap());
+    assert_eq!(read("report.html"), report(&recorder, &summary(&recorder)).html().unwrap());
     let tables = ["flows.csv", "queues.csv", "rates.csv", "counters.csv"].map(table);
     insta::assert_snapshot!(tables.join("\n"), @r"
     flows.csv: 13 lines
@@ -114,7 +119,8 @@ fn folder_that_cannot_be_made_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = report(&recorder(1)).write(&file.join("below")).unwrap_err().to_string();
+    let recorder = recorder(1);
+    let error = report(&recorder, &summary(&recorder)).write(&file.join("below")).unwrap_err().to_string();
     assert!(error.contains("file/below"), "{error}");
 }
 
@@ -156,4 +162,55 @@ fn chart_of_nothing_or_of_too_much_is_refused() {
     the chart `Goodput under loss` has 0 series with 0 points; it takes 1 to 14, and a point
     the chart `Goodput under loss` has 15 series with 30 points; it takes 1 to 14, and a point
     ");
+}
+
+/// Runs a scenario that is shipped, and makes its report.
+fn shipped(name: &str) -> (crate::scenario::Outcome, String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios").join(name);
+    let scenario = crate::scenario::Scenario::read(&path).unwrap();
+    let outcome = crate::scenario::execute(&scenario, 1, false, |_| {}).unwrap();
+    let report = Report {
+        name,
+        scenario: &scenario.text,
+        seed: 1,
+        replay: "",
+        trace: outcome.trace,
+        summary: &outcome.summary,
+        recorder: &outcome.recorder,
+    };
+    let page = report.html().unwrap();
+    (outcome, page)
+}
+
+#[test]
+fn shipped_incast_takes_as_long_as_its_bytes_and_has_its_charts() {
+    let (outcome, page) = shipped("incast.toml");
+    let Summary { flows, totals, fairness, goodput_bits_per_s, completions, .. } = outcome.summary;
+    assert_eq!((flows.complete, flows.started, totals.dropped, totals.retransmitted), (160, 160, 0, 0));
+    assert!(totals.pauses > 0 && fairness.unwrap() > 0.8, "{totals:?} {fairness:?}");
+    // 4096 of 4178 bytes of each packet are payload.
+    assert!((96e9..98.1e9).contains(&goodput_bits_per_s), "{goodput_bits_per_s}");
+    // Sixteen share what one would have alone; those that begin first have less to share with.
+    let slowdown = completions.last().unwrap().slowdown;
+    assert!((14.0..16.0).contains(&slowdown.p50), "{slowdown:?}");
+    assert_eq!(page.matches("<svg ").count(), 5);
+}
+
+#[test]
+fn shipped_all_reduce_is_hardly_slower_than_its_links() {
+    let (outcome, _) = shipped("all_reduce.toml");
+    let Summary { flows, completions, .. } = outcome.summary;
+    assert_eq!((flows.complete, flows.unfinished), (4 * 8 * 14, 0));
+    // Every host has a link to itself at each step: what the network takes is what the ideal time says, and the hosts' turns.
+    let slowdown = completions.last().unwrap().slowdown;
+    assert!(slowdown.p50 >= 1.0 && slowdown.max < 1.1, "{slowdown:?}");
+}
+
+#[test]
+fn shipped_mix_and_lossy_link_complete_every_flow() {
+    let (mix, _) = shipped("web_search.toml");
+    assert_eq!((mix.summary.flows.complete, mix.summary.totals.retransmitted), (400, 0));
+    let (lossy, _) = shipped("lossy_pair.toml");
+    assert_eq!(lossy.summary.flows.complete, 1);
+    assert!(lossy.summary.totals.lost > 0 && lossy.summary.totals.retransmitted > 0);
 }

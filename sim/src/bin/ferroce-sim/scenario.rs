@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use sim::network::fabric::Fabric;
+use sim::report::Report;
 use sim::scenario::{Outcome, Scenario, execute};
 
 /// A scenario file, and what is to come of it.
@@ -18,6 +19,9 @@ pub(crate) struct RunArgs {
     /// Decides about all that happens by chance.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Writes tables, numbers and a page with pictures into this folder, which is made if it is not there.
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
     /// Writes the frames that hosts send and get to this file (pcapng).
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -42,18 +46,37 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
                 std::fs::write(path, frames).with_context(|| format!("writing {}", path.display()))?;
             }
             write!(out, "{}{details}", summary(&outcome))?;
+            if let Some(directory) = &args.report {
+                write_report(args, &scenario, &outcome, directory)?;
+                writeln!(out, "report     {}", directory.join("report.html").display())?;
+            }
             Ok(true)
         }
         Err(violation) => {
-            writeln!(
-                out,
-                "FAILED: {violation}\n{details}  replay: ferroce-sim run {} --seed {}",
-                args.file.display(),
-                args.seed
-            )?;
+            writeln!(out, "FAILED: {violation}\n{details}  replay: {}", replay(args))?;
             Ok(false)
         }
     }
+}
+
+/// The command that is this run again.
+fn replay(args: &RunArgs) -> String {
+    format!("ferroce-sim run {} --seed {}", args.file.display(), args.seed)
+}
+
+fn write_report(args: &RunArgs, scenario: &Scenario, outcome: &Outcome, directory: &Path) -> anyhow::Result<()> {
+    let file = args.file.display().to_string();
+    let title = &scenario.settings.run.title;
+    let report = Report {
+        name: if title.is_empty() { &file } else { title },
+        scenario: &scenario.text,
+        seed: args.seed,
+        replay: &replay(args),
+        trace: outcome.trace,
+        summary: &outcome.summary,
+        recorder: &outcome.recorder,
+    };
+    Ok(report.write(directory)?)
 }
 
 fn summary(outcome: &Outcome) -> String {
