@@ -83,12 +83,12 @@ impl RawQos {
         let numbers = &settings.numbers;
         let number = |number: QosNumber| Some(i64::from(numbers.get(number)));
         let list = |list: [u8; PRIORITY_COUNT]| Some(list.into_iter().map(i64::from).collect());
+        let usual = QosSettings::default().dscp_to_priority;
         let dscps = (0..).zip(settings.dscp_to_priority.iter());
+        let set = dscps.filter(|&(dscp, priority)| usual.priority(dscp) != priority);
         Self {
             trust: Some(settings.trust.word().to_owned()),
-            dscp_to_priority: Some(
-                dscps.map(|(dscp, priority): (u8, u8)| (dscp.to_string(), priority.into())).collect(),
-            ),
+            dscp_to_priority: Some(set.map(|(dscp, priority)| (dscp.to_string(), priority.into())).collect()),
             priority_to_class: list(settings.priority_to_class),
             tsa: Some(settings.tsa.iter().map(|tsa| tsa.word().to_owned()).collect()),
             weights: list(settings.weights),
