@@ -46,6 +46,14 @@ impl LinkSettings {
     pub fn serialization_ns(&self, bytes: u64) -> u64 {
         (bytes + OVERHEAD_BYTES) * 8_000 / u64::from(self.rate_mbps)
     }
+
+    /// Bytes that may still come after a pause was asked for: a round trip at full rate, the largest frame that each end had
+    /// begun to send, and one that a device did not take back.
+    pub fn headroom_bytes(&self) -> u64 {
+        let round_trip_ns = 2 * (self.delay_ns + self.jitter_ns);
+        let frame_bytes = u64::from(self.mtu) + ETHERNET_BYTES as u64 + OVERHEAD_BYTES;
+        round_trip_ns * u64::from(self.rate_mbps) / 8_000 + 3 * frame_bytes
+    }
 }
 
 /// A frame that will arrive.

@@ -310,8 +310,12 @@ impl Fabric {
             self.send(line);
             return;
         }
-        node.host.receive(frame);
-        self.plan_turn(number, now);
+        // A device takes what is for it, and for groups. A flood brings other frames, too.
+        let is_ours = frame.first_chunk().is_some_and(|mac| *mac == host::mac(number).0 || mac[0] & 1 == 1);
+        if is_ours {
+            node.host.receive(frame);
+            self.plan_turn(number, now);
+        }
     }
 
     /// Ports of a switch that have a pause to send.

@@ -3,6 +3,7 @@
 //! * [`switch`]: a switch with a shared buffer, marks and pauses, as a state machine that a real device could run as well.
 //! * [`headers`]: what a switch reads of a frame, and how it marks it.
 //! * [`run`]: a run of all of it.
+//! * [`swarm`]: runs that are all drawn from their seeds, and checked.
 //! * [`traffic`]: applications, connections and flows.
 //! * [`fabric`]: hosts, links and switches on one clock.
 //! * [`classify`]: which priority a frame has.
@@ -17,6 +18,7 @@ mod nic;
 pub mod pause;
 pub mod run;
 pub mod serializer;
+pub mod swarm;
 pub mod switch;
 #[cfg(test)]
 pub(crate) mod testing;

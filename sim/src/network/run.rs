@@ -143,6 +143,13 @@ impl Run {
         Ok(())
     }
 
+    /// Every client leaves. Nothing but [`Run::run_out`] makes sense after it.
+    pub fn leave(&mut self) {
+        (0..self.fabric.host_count()).for_each(|host| self.fabric.bring_up_to_date(host));
+        self.traffic.leave();
+        (0..self.fabric.host_count()).for_each(|host| self.fabric.look_after(host));
+    }
+
     /// What must hold when nothing is under way.
     ///
     /// # Errors

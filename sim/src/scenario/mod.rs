@@ -30,8 +30,6 @@ pub use settings::*;
 
 /// What a packet in the middle of a message adds to its payload: Ethernet, IPv4, UDP, BTH, ICRC, and what a frame costs.
 const HEADER_BYTES: u32 = 14 + 20 + 8 + 12 + 4 + OVERHEAD_BYTES as u32;
-/// What may still come while a pause is on its way: a frame that is being sent, another that is being received, and the pause itself, bytes.
-const PAUSE_REACTION_BYTES: u64 = 3 * 9_018;
 /// Longest run, us: an hour.
 const DURATION_US_MAX: u64 = 3_600_000_000;
 /// Largest work request, bytes.
@@ -216,12 +214,6 @@ fn links(table: &LinkTable) -> Checked<(LinkSettings, LinkSettings)> {
     Ok((access, trunk))
 }
 
-/// Bytes that may still come after a pause was asked for: a round trip at full rate, and the frames that were being sent.
-fn headroom_bytes(link: &LinkSettings) -> u64 {
-    let round_trip_ns = 2 * (link.delay_ns + link.jitter_ns);
-    round_trip_ns * u64::from(link.rate_mbps) / 8_000 + PAUSE_REACTION_BYTES
-}
-
 fn switch(settings: &ScenarioSettings, access: &LinkSettings, trunk: &LinkSettings) -> Checked<SwitchSettings> {
     let (table, qos) = (&settings.switch, &settings.qos);
     let mut priorities = [false; PRIORITY_COUNT];
@@ -236,7 +228,7 @@ fn switch(settings: &ScenarioSettings, access: &LinkSettings, trunk: &LinkSettin
         (.., None) => return Err(ScenarioError::Needs("switch.kmin_bytes", "switch.pmax")),
     };
     let dequeue = |weight| if weight == 0 { Dequeue::Strict } else { Dequeue::Weighted(weight) };
-    let needed = headroom_bytes(access).max(headroom_bytes(trunk));
+    let needed = access.headroom_bytes().max(trunk.headroom_bytes());
     Ok(SwitchSettings {
         buffer_bytes: table.buffer_bytes,
         threshold: table.static_threshold_bytes.map_or(Threshold::Dynamic(table.alpha), Threshold::Static),

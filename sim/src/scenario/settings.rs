@@ -186,7 +186,7 @@ pub struct RecoveryTable {
 
 impl Default for RecoveryTable {
     fn default() -> Self {
-        Self { policy: "go-back-n".to_owned(), timeout: 8, retry_cnt: 7 }
+        Self { policy: "go-back-n".to_owned(), timeout: 10, retry_cnt: 7 }
     }
 }
 

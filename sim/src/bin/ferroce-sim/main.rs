@@ -3,6 +3,7 @@
 
 mod scenario;
 
+use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
@@ -10,10 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ArgGroup, Parser, Subcommand};
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use engine::Time;
-use sim::run::{Failure, Report, run_seed};
-use sim::{Violation, swarm};
+use sim::network::fabric::Fabric;
+use sim::network::swarm::SwarmReport;
+use sim::run::{Failure, Report};
+use sim::world::World;
+use sim::{Violation, network};
 
 /// Runs the engine in a simulated world. Each seed draws a world of its own: link, faults, hosts, applications, mishaps. The same
 /// seed is always the same run.
@@ -35,6 +39,9 @@ struct Args {
     /// Seeds from A up to, and without, B.
     #[arg(long, group = "which", value_name = "A..B", value_parser = parse_range)]
     seeds: Option<Range<u64>>,
+    /// What the seeds draw.
+    #[arg(long, value_enum, default_value_t = Swarm::Pair)]
+    swarm: Swarm,
     /// Goes on after a seed that went wrong.
     #[arg(long)]
     keep_going: bool,
@@ -47,6 +54,76 @@ struct Args {
     /// Writes the frames of the run to this file (pcapng), whatever comes of it.
     #[arg(long, value_name = "FILE", requires = "seed")]
     pcap: Option<PathBuf>,
+}
+
+/// Kinds of worlds that a seed draws.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Swarm {
+    /// Two hosts on a faulty link, and applications that do everything that can be done.
+    Pair,
+    /// Many hosts, switches between them, and flows.
+    Network,
+}
+
+/// A run that went well.
+enum Told {
+    Pair(Box<Report>),
+    Network(Box<SwarmReport>),
+}
+
+impl Told {
+    fn trace(&self) -> u64 {
+        match self {
+            Self::Pair(report) => report.trace,
+            Self::Network(report) => report.trace,
+        }
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pair(report) => report.fmt(f),
+            Self::Network(report) => report.fmt(f),
+        }
+    }
+}
+
+impl Swarm {
+    /// Runs a seed. `captures`: the frames are kept, whatever comes of it.
+    fn run(self, seed: u64, captures: bool) -> (Result<Told, Failure>, Option<Vec<u8>>) {
+        let mut frames = None;
+        let outcome = catch(|| match self {
+            Self::Pair => {
+                let at_rest = |world: &World| frames = world.capture().map(|capture| capture.bytes().to_vec());
+                sim::run::run(seed, &sim::swarm::draw(seed), captures, at_rest)
+                    .map(|report| Told::Pair(Box::new(report)))
+            }
+            Self::Network => {
+                let at_rest = |fabric: &Fabric| frames = fabric.capture().map(|capture| capture.bytes().to_vec());
+                let settings = network::swarm::draw(seed);
+                network::swarm::run(seed, &settings, captures, at_rest).map(|report| Told::Network(Box::new(report)))
+            }
+        });
+        let frames = outcome.as_ref().err().and_then(|failure| failure.capture.clone()).or(frames);
+        (outcome, frames)
+    }
+
+    /// The settings that a seed draws, in full.
+    fn settings(self, seed: u64) -> String {
+        match self {
+            Self::Pair => format!("{:#?}", sim::swarm::draw(seed)),
+            Self::Network => format!("{:#?}", network::swarm::draw(seed)),
+        }
+    }
+
+    /// The command line that runs a seed again.
+    fn replay(self, seed: u64) -> String {
+        match self {
+            Self::Pair => format!("ferroce-sim --seed {seed}"),
+            Self::Network => format!("ferroce-sim --swarm network --seed {seed}"),
+        }
+    }
 }
 
 /// What else there is to run.
@@ -83,32 +160,25 @@ fn main() -> anyhow::Result<ExitCode> {
 /// Runs one seed and tells of it. False if it went wrong.
 fn run_one(seed: u64, args: &Args) -> anyhow::Result<bool> {
     if args.verbose {
-        writeln!(std::io::stdout(), "{:#?}", swarm::draw(seed))?;
+        writeln!(std::io::stdout(), "{}", args.swarm.settings(seed))?;
     }
-    let settings = swarm::draw(seed);
-    let mut frames = None;
-    let outcome = catch(|| {
-        sim::run::run(seed, &settings, args.pcap.is_some() || args.frames, |world| {
-            frames = world.capture().map(|capture| capture.bytes().to_vec());
-        })
-    });
-    let frames = outcome.as_ref().err().and_then(|failure| failure.capture.clone()).or(frames);
+    let (outcome, frames) = args.swarm.run(seed, args.pcap.is_some() || args.frames);
     if let (true, Some(frames)) = (args.frames, &frames) {
         print_frames(frames)?;
     }
     match outcome {
-        Ok(report) => {
+        Ok(told) => {
             if let (Some(path), Some(frames)) = (&args.pcap, frames) {
                 write_capture(path, &frames)?;
             }
-            writeln!(std::io::stdout(), "seed {seed}: ok: {report}")?;
-            if args.verbose {
-                print_details(&report)?;
+            writeln!(std::io::stdout(), "seed {seed}: ok: {told}")?;
+            if let (true, Told::Pair(report)) = (args.verbose, &told) {
+                print_details(report)?;
             }
             Ok(true)
         }
         Err(failure) => {
-            tell(seed, failure, args.pcap.as_deref())?;
+            tell(args.swarm, seed, failure, args.pcap.as_deref())?;
             Ok(false)
         }
     }
@@ -127,9 +197,9 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
         } else if done > 0 && done.is_multiple_of(SEEDS_PER_LINE) {
             eprintln!("{done} of {} seeds done, {failed_count} failed", seeds.end - seeds.start);
         }
-        match catch(|| run_seed(seed, false)) {
+        match args.swarm.run(seed, false).0 {
             Ok(report) => {
-                trace.add(report.trace);
+                trace.add(report.trace());
                 if args.verbose {
                     writeln!(std::io::stdout(), "seed {seed}: ok: {report}")?;
                 }
@@ -139,7 +209,7 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
                 if overwrites {
                     eprintln!();
                 }
-                tell(seed, failure, None)?;
+                tell(args.swarm, seed, failure, None)?;
                 if !args.keep_going {
                     return Ok(failed_count);
                 }
@@ -155,7 +225,7 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
 }
 
 /// Takes a panic, which has told of itself already, for a failure like any other: the seed is what matters.
-fn catch(run: impl FnOnce() -> Result<Report, Failure>) -> Result<Report, Failure> {
+fn catch<T>(run: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         let violation = Violation { at: Time::ZERO, what: "something panicked".to_owned() };
         Err(Failure { violation, capture: None })
@@ -163,12 +233,12 @@ fn catch(run: impl FnOnce() -> Result<Report, Failure>) -> Result<Report, Failur
 }
 
 /// Says what went wrong and how to see it again, and leaves the frames in a file.
-fn tell(seed: u64, failure: Failure, path: Option<&Path>) -> anyhow::Result<()> {
+fn tell(swarm: Swarm, seed: u64, failure: Failure, path: Option<&Path>) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "seed {seed}: FAILED: {failure}")?;
-    writeln!(out, "  replay: ferroce-sim --seed {seed}")?;
+    writeln!(out, "  replay: {}", swarm.replay(seed))?;
     // The run is the same with a capture as without.
-    let frames = failure.capture.or_else(|| catch(|| run_seed(seed, true)).err().and_then(|again| again.capture));
+    let frames = failure.capture.or_else(|| swarm.run(seed, true).1);
     if let Some(frames) = frames {
         let path = path.map_or_else(|| PathBuf::from(format!("ferroce-sim-{seed}.pcapng")), Path::to_path_buf);
         write_capture(&path, &frames)?;

@@ -67,6 +67,13 @@ impl Default for TrafficSettings {
     }
 }
 
+impl TrafficSettings {
+    /// Receives that a connection has posted at most: a destination may look later than a source whose sends it has acknowledged.
+    fn receives(&self) -> usize {
+        2 * usize::from(self.outstanding)
+    }
+}
+
 /// Counts of a run's flows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlowCounts {
@@ -244,8 +251,7 @@ impl Traffic {
             }
         }
         let number = self.connections.len() as u32;
-        let outstanding = u32::from(self.settings.outstanding);
-        let qp = |host: u16| self.stations[usize::from(host)].create_qp(outstanding);
+        let qp = |host: u16| self.stations[usize::from(host)].create_qp(&self.settings);
         let mut connection = Connection {
             hosts: [flow.src, flow.dst],
             op: flow.op,
@@ -273,7 +279,7 @@ impl Traffic {
 
     /// A host's engine has done something: takes the completions.
     pub(super) fn visit(&mut self, fabric: &mut Fabric, host: u16, outside: &mut Outside<'_>) -> Checked {
-        if self.stations[usize::from(host)].is_lost {
+        if self.stations.get(usize::from(host)).is_none_or(|station| station.is_lost) {
             return Ok(());
         }
         let mut batch = [WorkCompletion::default(); POLL_BATCH];
@@ -305,7 +311,7 @@ impl Traffic {
         if is_receive {
             let is_whole = wc.byte_len == bytes && wc.opcode == WcOpcode::Recv;
             require!(is_whole, "connection {number}: {bytes} bytes were sent, and {wc:?} came");
-            return Ok(());
+            return self.post(fabric, number);
         }
         self.progress(fabric, number, bytes, outside)
     }
@@ -383,7 +389,7 @@ impl Traffic {
 
     /// Brings a connection up again, and goes on with its flows.
     pub(super) fn reconnect(&mut self, fabric: &mut Fabric, number: u32) -> Checked {
-        let connection = &mut self.connections[number as usize];
+        let Some(connection) = self.connections.get_mut(number as usize) else { return Ok(()) };
         if connection.phase != Phase::Lingering {
             return Ok(());
         }
@@ -419,7 +425,7 @@ impl Traffic {
         writes_garbage: bool,
         outside: &mut Outside<'_>,
     ) -> Checked {
-        let station = &mut self.stations[usize::from(host)];
+        let Some(station) = self.stations.get_mut(usize::from(host)) else { return Ok(()) };
         if std::mem::replace(&mut station.is_lost, true) {
             return Ok(());
         }
@@ -440,6 +446,14 @@ impl Traffic {
             }
         }
         Ok(())
+    }
+
+    /// Every client leaves.
+    pub(super) fn leave(&mut self) {
+        self.idle.clear();
+        self.waiting.clear();
+        self.connections.clear();
+        self.stations.clear();
     }
 
     /// With no flow under way, nothing may be left in any memory.

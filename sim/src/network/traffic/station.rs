@@ -48,10 +48,10 @@ impl Station {
         Ok(Self { host: host.clone(), context, gid, region, is_lost: false, pd, cq, arena })
     }
 
-    pub(super) fn create_qp(&self, outstanding: u32) -> Checked<QueuePair> {
+    pub(super) fn create_qp(&self, settings: &TrafficSettings) -> Checked<QueuePair> {
         let cap = QpCap {
-            max_send_wr: outstanding,
-            max_recv_wr: outstanding,
+            max_send_wr: u32::from(settings.outstanding),
+            max_recv_wr: settings.receives() as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline_data: 0,
