@@ -51,13 +51,14 @@ stage_nodpdk() {
     LIBCLANG_PATH=/nonexistent LLVM_CONFIG_PATH=/nonexistent cargo check --all-targets --locked
 }
 
-# shm is where another process's memory is touched. The sanitizer is a matter of LLVM passes and a runtime library,
+# shm is where another process's memory is touched, verbs-c where a C program's is. The sanitizer is a matter of LLVM passes and a runtime library,
 # which the stable compiler has as well.
 stage_asan() {
   local host
   host=$(rustc -vV | sed -n 's/^host: //p')
   tests shm 300 env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
     cargo test --locked -p ferroce-shm --lib --tests --target "$host" --target-dir "$target/asan"
+  tests c-abi 900 scripts/c-abi --asan
   forget "$target/asan"
 }
 
@@ -78,6 +79,7 @@ stage_fuzz() {
 stage_e2e() {
   check build 900 cargo build --profile sim --bins --examples --locked \
     -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce || return
+  tests c-abi 300 env FERROCE_BIN_DIR="$target/sim" scripts/c-abi
   local script as_root=()
   if ((EUID != 0)); then
     # Root of a user namespace may make network namespaces; `ip netns` wants to write /run.

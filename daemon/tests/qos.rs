@@ -195,7 +195,8 @@ fn a_pfc_frame_stops_its_priority_until_it_is_lifted_or_over() {
             lifted += u32::from(began.elapsed() < LONGEST_PAUSE);
         }
         assert_eq!(seen.len(), 2);
-        (peer.complete(), peer.complete());
+        peer.complete();
+        peer.complete();
         if overtaken > 0 && lifted > 0 {
             break;
         }

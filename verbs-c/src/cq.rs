@@ -78,6 +78,18 @@ impl CqObject {
         unsafe { cq.cast::<Self>().as_ref() }.ok_or(entry::INVALID)
     }
 
+    /// Takes it out of the tables, and waits until its events are acknowledged. Not for a forked child, which sees no events.
+    fn withdraw(&self) {
+        let number = self.cq.handle();
+        self.session.cqs.remove(number);
+        if let Some((channel, _)) = &self.channel {
+            // SAFETY: a channel outlives its CQs, which keep it in use.
+            unsafe { channel.as_ref() }.cqs.remove(number);
+        }
+        self.comp_events.wait();
+        self.async_events.wait();
+    }
+
     /// `EPERM` in a forked child: the CQ is its parent's.
     #[inline]
     fn check_process(&self) -> Result<(), Failure> {
@@ -240,18 +252,10 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         if !object.in_use.by_nobody() {
             return Err(entry::BUSY);
         }
-        if object.session.context.is_inherited() {
-            return Ok(());
+        if !object.session.context.is_inherited() {
+            object.withdraw();
         }
-        let number = object.cq.handle();
-        object.session.cqs.remove(number);
-        if let Some((channel, _)) = &object.channel {
-            // SAFETY: a channel outlives its CQs, which keep it in use.
-            unsafe { channel.as_ref() }.cqs.remove(number);
-        }
-        object.comp_events.wait();
-        object.async_events.wait();
-        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.
+        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table that anybody looks into has it any more.
         drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
         Ok(())
     })

@@ -56,6 +56,17 @@ impl QpObject {
         unsafe { qp.cast::<Self>().as_ref() }.ok_or(entry::INVALID)
     }
 
+    /// Takes it out of the tables, and waits until its events are acknowledged. Not for a forked child, which sees no events.
+    fn withdraw(&self) {
+        // SAFETY: a field that never changes.
+        self.session.qps.remove(unsafe { (*self.abi.get()).qp_base.qp_num });
+        self.events.wait();
+        let link = lock(&self.id).take();
+        if let Some(id) = link.and_then(|link| lock(&link).take()) {
+            id.take_qp();
+        }
+    }
+
     /// The QP's queues: `EINVAL` if it has none, since it receives for SRQs.
     #[inline]
     pub(crate) fn queues(&self) -> Result<&QueuePair, Failure> {
@@ -385,20 +396,17 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     entry::status(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { QpObject::of(qp) }?;
-        if object.session.context.is_inherited() {
-            return Ok(());
+        let inherited = object.session.context.is_inherited();
+        if !inherited {
+            object.withdraw();
         }
-        // SAFETY: a field that never changes.
-        object.session.qps.remove(unsafe { (*qp).qp_num });
-        object.events.wait();
-        let link = lock(&object.id).take();
-        if let Some(id) = link.and_then(|link| lock(&link).take()) {
-            id.take_qp();
-        }
-        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.
+        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table that anybody looks into has it any more.
         let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
         let QpObject { handle, builder, .. } = *object;
         drop(builder);
+        if inherited {
+            return Ok(());
+        }
         match handle {
             Handle::Queues(qp) => qp.destroy()?,
             Handle::Receiver(receiver) => receiver.destroy()?,

@@ -193,12 +193,11 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         if !object.in_use.by_nobody() {
             return Err(entry::BUSY);
         }
-        if object.session.context.is_inherited() {
-            return Ok(());
+        if !object.session.context.is_inherited() {
+            object.session.srqs.remove(object.srq.handle());
+            object.events.wait();
         }
-        object.session.srqs.remove(object.srq.handle());
-        object.events.wait();
-        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table has it any more.
+        // SAFETY: it was made by `Box::leak`, the program gives it back, and no table that anybody looks into has it any more.
         let object = unsafe { Box::from_raw(srq.cast::<SrqObject>()) };
         Ok(object.srq.destroy()?)
     })

@@ -159,6 +159,7 @@ static void try_mistakes(void) {
   CHECK(transfer(IBV_WR_RDMA_READ, heap, local, mr, memory, 100) == IBV_WC_SUCCESS, "memory that is mapped again");
   CHECK(local[5] == 77, "memory that is mapped again has other bytes");
   CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(heap), "dereg_mr");
+  free(local);
   printf("mistakes: told\n");
 }
 
@@ -177,6 +178,8 @@ static void try_fork(void) {
   CHECK(transfer(IBV_WR_RDMA_READ, to, sink, mr, memory, BYTES) == IBV_WC_SUCCESS, "READ after fork");
   CHECK(sink[0] == 3 && sink[BYTES - 1] == 3, "READ after fork brought a %d", sink[0]);
   CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(to), "dereg_mr");
+  free(memory);
+  free(sink);
   printf("fork: the parent's\n");
 }
 

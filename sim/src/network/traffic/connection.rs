@@ -103,9 +103,7 @@ impl Connection {
             return Ok(false);
         }
         let mut posted = false;
-        while self.outstanding.len() < usize::from(settings.outstanding)
-            && self.receives.len() < settings.receives()
-        {
+        while self.outstanding.len() < usize::from(settings.outstanding) && self.receives.len() < settings.receives() {
             let Some(index) = self.flows.iter().position(|active| active.posted < active.flow.bytes) else { break };
             self.post_message(number, index, stations, settings)?;
             posted = true;
