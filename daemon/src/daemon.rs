@@ -84,6 +84,7 @@ impl Daemon {
         let engine = EngineConfig {
             limits: config.limits.clone(),
             transport: config.transport,
+            congestion: config.congestion.clone(),
             process_memory: config.process_memory,
             qos: config.qos,
             ..crate::embedded::engine_config(&config.device)

@@ -89,6 +89,7 @@ pub fn engine_config(device_name: &str) -> EngineConfig {
         limits: Limits { user_share_percent: 100, ..Limits::default() },
         transport: TransportConfig::default(),
         recovery: RecoveryConfig::default(),
+        congestion: engine::cc::Settings::default(),
         process_memory: ProcessMemoryPolicy::Everybody,
         clock: DeviceClock::Private,
         qos: QosSettings::default(),

@@ -11,6 +11,7 @@ use shm::qos::QosSettings;
 use shm::ring::CqWriter;
 use wire::{MacAddr, Qpn};
 
+use crate::cc::Settings;
 use crate::config::PortConfig;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::Cq;
@@ -201,6 +202,25 @@ pub enum Command {
         /// What it is now.
         config: Box<PortConfig>,
     },
+    /// Sets the congestion control of all QPs of a port that have no settings of their own, those to come too.
+    SetPortCongestion {
+        /// Which, from 0.
+        port: u8,
+        /// What holds from now on.
+        settings: Box<Settings>,
+    },
+    /// Sets the congestion control of one QP.
+    SetQpCongestion {
+        /// Index in the shard.
+        index: u32,
+        /// What holds from now on; `None` = what its port has.
+        settings: Option<Box<Settings>>,
+    },
+    /// Reads the congestion control of one QP.
+    QpCongestion {
+        /// Index in the shard.
+        index: u32,
+    },
     /// Reads the counters.
     Counters,
     /// Replaces the quality of service of a port; what it was goes back in the answer.
@@ -257,12 +277,27 @@ pub enum Answer {
     Breaks(Vec<BreakRecord>),
     /// What the shard knew of a port before.
     Port(Box<PortConfig>),
+    /// A QP's congestion control.
+    QpCongestion(Box<CongestionReport>),
     /// Counters of the shard, and of each port as this shard saw it.
     Counters(Box<(ShardCounters, Vec<PortCounters>)>),
     /// The quality of service of a port before.
     QosSettings(Box<QosSettings>),
     /// What a shard knows of a port's priorities.
     Qos(Box<QosState>),
+}
+
+/// A QP's congestion control: what was set, and what has come of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CongestionReport {
+    /// The settings that hold for it.
+    pub settings: Settings,
+    /// They are its own, not its port's.
+    pub is_own: bool,
+    /// Its port, from 0.
+    pub port: u8,
+    /// Rate, window and the like, by name.
+    pub figures: Vec<(String, u64)>,
 }
 
 /// How the control side reaches the shards: by mailboxes to other threads, or directly.

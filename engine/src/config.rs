@@ -8,6 +8,8 @@ use shm::clock::DeviceClock;
 use shm::qos::QosSettings;
 use wire::{Frame, Gid, MacAddr, PathMtu, VlanTag};
 
+use crate::cc::Settings;
+
 /// Limits of a session or of the engine. All of them are checked when an object is made, none on the data path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -371,6 +373,8 @@ pub struct EngineConfig {
     pub transport: TransportConfig,
     /// Loss recovery.
     pub recovery: RecoveryConfig,
+    /// Congestion control of all ports, as long as nothing else is set for one.
+    pub congestion: Settings,
     /// Whose processes may register any memory they have.
     pub process_memory: ProcessMemoryPolicy,
     /// How clients read the clock that the engine is driven by.

@@ -81,8 +81,14 @@ counters! {
         rx_wrong_service,
         /// The QP's state takes no such packet.
         rx_wrong_state,
-        /// CNPs received.
-        rp_cnp_received,
+        /// RoCE packets received that a switch had marked: congestion experienced.
+        np_ecn_marked_roce_packets,
+        /// CNPs sent.
+        np_cnp_sent,
+        /// CNPs received and followed.
+        rp_cnp_handled,
+        /// CNPs received by QPs whose congestion control takes none.
+        rp_cnp_ignored,
         /// Management datagrams received for QP1.
         rx_mad_packets,
         /// Packets for QP1 that are no management datagram: wrong opcode, size, Q_Key or source QP.
@@ -253,6 +259,12 @@ counters! {
         out_of_sequence,
         /// Work requests completed.
         completed_wqes,
+        /// Packets received that a switch had marked.
+        ecn_marked_packets,
+        /// CNPs sent.
+        cnps_sent,
+        /// CNPs received.
+        cnps_received,
     }
 }
 

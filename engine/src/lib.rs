@@ -10,7 +10,6 @@
 
 mod ah;
 mod cause;
-#[expect(dead_code, reason = "queue pairs begin to use it in the next change")]
 pub mod cc;
 pub mod cm;
 pub mod command;
@@ -23,7 +22,6 @@ pub mod gsi;
 mod mcast;
 mod mr;
 mod neigh;
-#[cfg_attr(not(test), expect(dead_code, reason = "queue pairs begin to use it in the next change"))]
 mod pacer;
 mod path;
 pub mod post_mortem;

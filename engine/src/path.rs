@@ -31,6 +31,18 @@ enum Hop {
     Neighbour(u32),
 }
 
+/// What the ECN bits of a path's packets say (RFC 3168).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EcnMarking {
+    /// What the address vector's traffic class says.
+    AsGiven,
+    /// ECT(0): switches mark rather than drop.
+    Ect,
+}
+
+/// ECT(0).
+const ECT_0: u8 = 2;
+
 /// A resolved address vector.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
@@ -43,6 +55,7 @@ pub(crate) struct Path {
     port: u8,
     is_resolved: bool,
     lane: Lane,
+    ecn: EcnMarking,
     /// Of its own, or picked by the address vector's flow label.
     udp_src_port: u16,
     ah: AhAttr,
@@ -88,6 +101,7 @@ impl Path {
             port: index,
             is_resolved: false,
             lane: Lane::INSIDE,
+            ecn: EcnMarking::AsGiven,
             udp_src_port,
             ah: *ah,
         };
@@ -119,11 +133,28 @@ impl Path {
                 Lane::of_priority(port.qos.map().priority(self.ah.traffic_class, pcp))
             }
         };
+        if self.marks_ecn() {
+            fields.traffic_class = fields.traffic_class & !3 | ECT_0;
+        }
         let template = PathTemplate::new(&fields);
         self.is_resolved = mac.is_some() && template.is_some();
         if let Some(template) = template {
             self.template = template;
         }
+    }
+
+    /// Sets what the ECN bits of its packets say.
+    pub(crate) fn set_ecn(&mut self, ports: &[PortState], ecn: EcnMarking) {
+        if self.ecn != ecn {
+            self.ecn = ecn;
+            self.refresh(ports);
+        }
+    }
+
+    /// Its packets are marked ECT(0), except for those that no switch shall mark. RoCEv1 has no ECN.
+    #[inline]
+    pub(crate) fn marks_ecn(&self) -> bool {
+        self.ecn == EcnMarking::Ect && self.ours.gid_type == GidType::RoceV2
     }
 
     /// Headers before the BTH; of use if the path [is resolved](Self::is_resolved).

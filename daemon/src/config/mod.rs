@@ -29,7 +29,7 @@ use crate::port::{ADDRESS_COUNT_MAX, Device, MTU_BYTES_DEFAULT, PortSetup};
 use crate::threads::LcoreSetup;
 pub use args::Args;
 use qos::RawQos;
-use raw::{RawConfig, RawFault, RawLimits, RawPort, RawTransport};
+use raw::{RawConfig, RawCongestion, RawFault, RawLimits, RawPort, RawTransport};
 
 /// Read where it exists and no other is named.
 pub const CONFIG_FILE: &str = "/etc/ferroce/ferroced.toml";
@@ -99,6 +99,8 @@ pub struct Config {
     pub transport: TransportConfig,
     /// Quality of service that every port starts with.
     pub qos: QosSettings,
+    /// Congestion control.
+    pub congestion: engine::cc::Settings,
     /// Ports, in the order of their numbers. Their queue pairs are as many as the lcores.
     pub ports: Vec<PortSetup>,
 }
@@ -172,6 +174,7 @@ impl Config {
             limits: RawLimits::resolved(&self.limits),
             transport: RawTransport::resolved(&self.transport),
             qos: RawQos::resolved(&self.qos),
+            congestion: RawCongestion::resolved(&self.congestion),
             port: self.ports.iter().map(raw_port).collect(),
         };
         toml::to_string(&raw).expect("tables of numbers, words and lists are TOML")
@@ -234,6 +237,7 @@ fn validate(raw: &RawConfig, machine: &Machine) -> Result<Config, ConfigError> {
         qos: raw.qos.validate()?,
         lcores,
         transport,
+        congestion: raw.congestion.validate()?,
         ports,
     })
 }

@@ -1,7 +1,9 @@
 //! The configuration as it is written: every key optional, every number a number of any size.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use engine::cc::Settings;
 use serde::{Deserialize, Serialize};
 
 /// Declares a table whose keys are numbers, each with its type and legal range, over a struct that holds their defaults.
@@ -56,7 +58,60 @@ pub(super) struct RawConfig {
     #[serde(default)]
     pub(super) qos: RawQos,
     #[serde(default)]
+    pub(super) congestion: RawCongestion,
+    #[serde(default)]
     pub(super) port: Vec<RawPort>,
+}
+
+/// The `[congestion]` table: an algorithm, and parameters of the engine's own table, which says what is legal.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(super) struct RawCongestion {
+    pub(super) algorithm: Option<String>,
+    #[serde(flatten)]
+    pub(super) values: BTreeMap<String, RawValue>,
+}
+
+/// A parameter's value: with its unit as text, or a bare number.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum RawValue {
+    Switch(bool),
+    Whole(i64),
+    Real(f64),
+    Text(String),
+}
+
+impl RawValue {
+    fn text(&self) -> String {
+        match self {
+            Self::Switch(on) => on.to_string(),
+            Self::Whole(number) => number.to_string(),
+            Self::Real(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
+}
+
+impl RawCongestion {
+    /// The settings that the table makes.
+    pub(super) fn validate(&self) -> Result<Settings, ConfigError> {
+        let values: Vec<(&str, String)> =
+            self.values.iter().map(|(name, value)| (name.as_str(), value.text())).collect();
+        let assignments = values.iter().map(|(name, text)| (*name, text.as_str()));
+        let settings = Settings::default().change(self.algorithm.as_deref(), assignments);
+        settings.map_err(|error| ConfigError::Combination(format!("[congestion]: {error}")))
+    }
+
+    /// Every key that the algorithm has, with the value that counts.
+    pub(super) fn resolved(settings: &Settings) -> Self {
+        let value = |(param, value): (&engine::cc::Param, u64)| {
+            (param.name.to_owned(), RawValue::Text(param.unit.format(value)))
+        };
+        Self {
+            algorithm: Some(settings.algorithm().name().to_owned()),
+            values: settings.entries().map(value).collect(),
+        }
+    }
 }
 
 /// A `[[port]]` table.

@@ -64,6 +64,12 @@ fn what_is_printed_reads_back_as_the_same() {
         pfc_priorities = [3, 4]
         pfc_xoff_frames = 500
         pfc_watchdog_ignore_ms = 100
+        [congestion]
+        algorithm = "swift"
+        mdf = 0.7
+        base_target = "40us"
+        ect = false
+        cnp_dscp = 26
         [[port]]
         vdev = "net_af_packet0,iface=x"
         mtu_bytes = 1500
@@ -93,6 +99,9 @@ fn what_is_printed_reads_back_as_the_same() {
         (Tsa::Strict, [10, 20, 30, 40, 1, 1, 0, 0], 500)
     );
     assert_eq!((config.limits.max_qp, config.limits.memory_bytes), (10, 1 << 40));
+    let congestion = engine::cc::Settings::default()
+        .change(Some("swift"), [("mdf", "0.7"), ("base_target", "40us"), ("ect", "off"), ("cnp_dscp", "26")]);
+    assert_eq!(Ok(config.congestion.clone()), congestion);
     assert_eq!(config.ports[0].faults.unwrap().rates.drop, 0.01);
     assert_eq!((config.ports[0].queue_pairs, config.ports[1].addresses.len()), (2, 2));
 }
@@ -125,6 +134,13 @@ fn bad_values_are_refused_by_a_sentence_with_key_value_and_range() {
             "transport.window_packets = 100",
             "transport.window_packets = 100: 1 to 65536 are possible, powers of two only",
         ),
+        (
+            "congestion.algorithm = \"cubic\"",
+            "[congestion]: there is no congestion control \"cubic\": it is one of none, dcqcn-nvidia, dcqcn-paper, timely, \
+             timely-original, swift",
+        ),
+        ("congestion.rai = 40", "[congestion]: rai = 40bps is out of range: 1Mbps to 100Gbps"),
+        ("congestion.speed = 40", "[congestion]: congestion control has no parameter \"speed\""),
         ("lcores = [0, 9]", "lcores = 9: the cores of this process are [0, 1, 2]"),
         ("lcores = [1, 1]", "lcores = 1: each core can be named once"),
         ("lcores = [-1]", "lcores = -1: the cores of this process are [0, 1, 2]"),

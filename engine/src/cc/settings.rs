@@ -9,11 +9,7 @@ use super::params::{Algorithm, PARAM_COUNT, PARAMS, Param, ParamId, Users};
 pub struct Settings {
     algorithm: Algorithm,
     values: [u64; PARAM_COUNT],
-    /// Bits of the parameters that were set by name.
-    named: u64,
 }
-
-const _: () = assert!(PARAM_COUNT <= 64, "`named` has a bit for each parameter");
 
 /// Why settings are refused. The text names the value and what is legal.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,7 +74,7 @@ impl Settings {
         for (value, param) in values.iter_mut().zip(PARAMS) {
             *value = param.default_of(algorithm);
         }
-        Self { algorithm, values, named: 0 }
+        Self { algorithm, values }
     }
 
     /// The algorithm.
@@ -98,7 +94,7 @@ impl Settings {
 
     /// These settings with another algorithm (`None` = the same) and with values for parameters by name.
     ///
-    /// Another algorithm starts with its defaults, except for the parameters that all have and that were set by name. Parameters
+    /// Another algorithm starts with its defaults, except for the parameters that all have and that were not at their default. Parameters
     /// of other algorithms than the one that it comes to are refused.
     ///
     /// # Errors
@@ -125,7 +121,6 @@ impl Settings {
                 return Err(SettingError::OutOfRange(param, value));
             }
             new.values[param.id as usize] = value;
-            new.named |= 1 << param.id as u32;
         }
         new.check_order()?;
         Ok(new)
@@ -137,10 +132,9 @@ impl Settings {
         }
         let mut new = Self::new(algorithm);
         for param in PARAMS.iter().filter(|param| param.users == Users::Everyone) {
-            let bit = 1 << param.id as u32;
-            if self.named & bit != 0 {
-                new.values[param.id as usize] = self.get(param.id);
-                new.named |= bit;
+            let value = self.get(param.id);
+            if value != param.default_of(self.algorithm) {
+                new.values[param.id as usize] = value;
             }
         }
         new

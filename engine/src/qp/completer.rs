@@ -53,7 +53,7 @@ impl Qp {
         }
         let packets = self.req.una_psn.distance_from(una).cast_unsigned();
         let rtt = self.body.cold.rtt.answered(self.req.una_psn, env.now);
-        self.note_acknowledged(packets, rtt);
+        self.note_acknowledged(env, packets, rtt);
         if self.recovery.is_selective() && packets > 0 {
             self.refresh_timeout(env);
         }

@@ -21,7 +21,7 @@ impl Qp {
     }
 
     /// All about it. Session, process and user are the control side's to fill in.
-    pub(crate) fn detail(&self, shard: u8) -> QpDetail {
+    pub(crate) fn detail(&self, shard: u8, now: Time) -> QpDetail {
         let (req, resp) = (&self.req, &self.resp);
         let outstanding = req.fetched.wrapping_sub(req.una_slot).saturating_add(self.body.sq.available().unwrap_or(0));
         let summary = QpSummary {
@@ -58,6 +58,9 @@ impl Qp {
         if let Some((syndrome, psn)) = self.body.cold.last_nak {
             figure("last_nak_syndrome", u64::from(syndrome));
             figure("last_nak_psn", u64::from(psn.value()));
+        }
+        for (name, value) in self.congestion_figures(now) {
+            figure(name, value);
         }
         for (name, value) in self.body.cold.counters.entries() {
             figure(name, value);

@@ -9,11 +9,12 @@
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
 //! of legal transitions, `selective` the requester's side of selective repeat, with its scoreboard `board`, `keep` and `psn_set` what
 //! both sides keep packets in, `rtt` the round trip times, `signals` what
-//! loss recovery and congestion control are told, `detail` what an operator sees, `capture` what a QP leaves that breaks.
+//! loss recovery and congestion control are told, `congestion` what the latter does, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod board;
 mod capture;
 mod completer;
+mod congestion;
 mod datagram;
 mod detail;
 mod flush;
@@ -41,6 +42,7 @@ use shm::segment::Block;
 use wire::{Msn, PathMtu, Pkey, Psn, Qpn};
 
 use crate::cause::ErrorCause;
+use crate::cc::Settings;
 use crate::counters::QpCounters;
 use crate::path::Path;
 use crate::post_mortem::{RefusedFacts, RetryMeter};
@@ -50,6 +52,8 @@ use crate::time::Time;
 use board::Board;
 use keep::KeptRing;
 use reassembly::RepeatQueue;
+pub(crate) use congestion::ECN_CE;
+use congestion::{CcFlags, Congestion};
 pub(crate) use requester::Step;
 use responder::{Nak, Resource, WriteCursor};
 use rtt::RttMeter;
@@ -86,6 +90,12 @@ pub struct Qp {
     sq_sig_all: bool,
     /// How lost packets are made up for.
     pub(crate) recovery: RecoveryPolicy,
+    /// What congestion control has to do with its packets now.
+    cc: CcFlags,
+    /// PSNs that may be unacknowledged.
+    window_packets: u32,
+    /// An acknowledgement is asked for at least every so many request packets.
+    ack_request_packets: u32,
     req: Requester,
     resp: Responder,
     body: Box<QpBody>,
@@ -192,6 +202,10 @@ pub(crate) struct QpBody {
     kept: Option<Box<KeptRing>>,
     /// The scoreboard of a QP that repeats selectively.
     board: Option<Box<Board>>,
+    /// `None` without a path.
+    congestion: Option<Box<Congestion>>,
+    /// Settings of congestion control of its own, in place of its port's.
+    own_congestion: Option<Box<Settings>>,
     cold: Cold,
 }
 
@@ -315,6 +329,8 @@ impl Qp {
             repeats: RepeatQueue::new(),
             kept: matches!(config.kind, QpType::Rc | QpType::XrcRecv).then(KeptRing::new),
             board: recovery.is_selective().then(|| Board::new(Psn::new(0), depth)),
+            congestion: None,
+            own_congestion: None,
             cold: Cold {
                 block,
                 cap: config.cap,
@@ -355,6 +371,10 @@ impl Qp {
             port: 0,
             sq_sig_all: config.sq_sig_all,
             recovery,
+            cc: CcFlags::default(),
+            // Both come with the path.
+            window_packets: 1,
+            ack_request_packets: 1,
             req: Requester::new(Psn::new(0)),
             resp: Responder::new(Psn::new(0)),
             body: Box::new(body),

@@ -36,6 +36,10 @@ impl Qp {
         self.set_requester(env, attr, mask);
         self.set_responder(env, attr, mask);
         self.set_common(attr, mask);
+        if mask.contains(QpAttrMask::AV) {
+            // It counts in packets, so the path MTU comes first.
+            self.start_congestion_control(env);
+        }
         if mask.contains(QpAttrMask::STATE) {
             self.enter_state(env, next);
         }
@@ -159,6 +163,7 @@ impl Qp {
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;
         env.timers.cancel(self.index);
+        self.end_congestion_control(env);
         let body = &mut *self.body;
         body.sq.reset();
         if let Some(rq) = &mut body.rq {

@@ -153,7 +153,7 @@ impl Qp {
         map.copy_from_slice(&kept.set().to_sack(self.resp.epsn).to_bytes());
         let mut bth = self.response_bth(Opcode::RC_ACK, self.resp.epsn.sub(1));
         bth.opcode = Opcode::SELECTIVE_ACK;
-        if self.push_plain(env, tx, &bth, &ext) {
+        if self.push_plain(env, tx, &bth, &ext).is_some() {
             self.resp.ack_due = false;
             env.counters.tx_sacks += 1;
         }

@@ -113,11 +113,14 @@ impl Qp {
             return self.transmit_datagram(env, tx, slot);
         }
         let in_flight = self.in_flight();
-        if in_flight >= self.window_packets(env) || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight)) {
+        if in_flight >= self.window_packets() || (self.req.nxt_packet == 0 && !self.may_start(&slot, in_flight)) {
             return Step::Idle;
         }
         if slot.packets == 0 {
             return self.execute_local(env, slot);
+        }
+        if self.cc.is_paced() && !self.may_send_paced(env, Output::Request) {
+            return Step::Idle;
         }
         if tx.room() == 0 {
             return Step::NoRoom;
@@ -223,14 +226,22 @@ impl Qp {
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
         let reliable = self.kind.is_reliable();
         let ack_req = reliable && self.wants_ack(env, &slot, last);
-        if let Err(cause) = self.push_packet(env, tx, &slot, index, packet, psn, u32::MAX, ack_req) {
-            let error = WqeError::of_packet(cause);
-            self.body.slots[index].error = Some(error);
-            env.counters.req_local_errors += 1;
-            if self.req.una_slot == self.req.nxt_slot {
-                self.fail_oldest(env, error.status, error.cause);
+        let frame_len = match self.push_packet(env, tx, &slot, index, packet, psn, u32::MAX, ack_req) {
+            Ok(frame_len) => frame_len,
+            Err(cause) => {
+                let error = WqeError::of_packet(cause);
+                self.body.slots[index].error = Some(error);
+                env.counters.req_local_errors += 1;
+                if self.req.una_slot == self.req.nxt_slot {
+                    self.fail_oldest(env, error.status, error.cause);
+                }
+                return Step::Idle;
             }
-            return Step::Idle;
+        };
+        if self.cc.is_paced() {
+            let offset = packet << self.mtu.shift();
+            let read_bytes = if slot.opcode == WrOpcode::RdmaRead { slot.length - offset } else { 0 };
+            self.charge_pacer(env, frame_len, read_bytes);
         }
         self.after_send(env, &slot, last, ack_req);
         if !reliable {
@@ -239,7 +250,7 @@ impl Qp {
         Step::Sent
     }
 
-    /// Builds packet `packet` of a message, with the PSN `psn`. Of a READ, `asked` bytes are asked for at most.
+    /// Builds packet `packet` of a message, with the PSN `psn`; the bytes of its frame. Of a READ, `asked` bytes are asked for at most.
     #[expect(clippy::too_many_arguments, reason = "two call sites; a struct for them would only be unpacked again")]
     #[inline]
     pub(super) fn push_packet<T: TxBatch>(
@@ -252,7 +263,7 @@ impl Qp {
         psn: Psn,
         asked: u32,
         ack_req: bool,
-    ) -> Result<(), ErrorCause> {
+    ) -> Result<usize, ErrorCause> {
         let opcode = slot.packet_opcode(self.kind, packet);
         let offset = packet << self.mtu.shift();
         let left = slot.length - offset;
@@ -297,8 +308,8 @@ impl Qp {
     /// without.
     #[inline]
     fn wants_ack(&mut self, env: &mut Env, slot: &SendSlot, last: bool) -> bool {
-        self.req.since_ack_request + 1 >= env.transport.ack_request_packets
-            || self.in_flight() + 1 >= self.window_packets(env)
+        self.req.since_ack_request + 1 >= self.ack_request_packets
+            || self.in_flight() + 1 >= self.window_packets()
             || (last
                 && (slot.opcode.is_read_or_atomic()
                     || slot.flags.contains(SendFlags::SIGNALED)
@@ -326,6 +337,7 @@ impl Qp {
         }
     }
 
+    /// Writes the packet; the bytes of its frame.
     #[expect(clippy::too_many_arguments, reason = "one call site; a struct for them would only be unpacked again")]
     #[inline]
     fn push_request<T: TxBatch>(
@@ -338,7 +350,7 @@ impl Qp {
         ext: &[u8],
         offset: u32,
         payload_len: usize,
-    ) -> Result<(), ErrorCause> {
+    ) -> Result<usize, ErrorCause> {
         let body = &*self.body;
         let Some(path) = &body.path else { return Err(ErrorCause::FrameTooLong) };
         let (template, dest) = (path.template(), path.dest(self.dest_qpn));
@@ -356,7 +368,7 @@ impl Qp {
         match (sent, fault) {
             (true, None) => {
                 env.count_transmit(self.port, dest, frame_len);
-                Ok(())
+                Ok(frame_len)
             }
             (_, Some(cause)) => Err(cause),
             (false, None) => Err(ErrorCause::FrameTooLong),

@@ -653,6 +653,9 @@ impl Qp {
         if self.resp.pending_responses == 0 || self.req.unresolved {
             return Step::Idle;
         }
+        if self.cc.is_paced() && !self.may_send_paced(env, Output::Response) {
+            return Step::Idle;
+        }
         if tx.room() == 0 {
             return Step::NoRoom;
         }
@@ -661,7 +664,10 @@ impl Qp {
         {
             let sent = self.send_read_response(env, tx, &part);
             return match sent {
-                Ok(()) => {
+                Ok(frame_len) => {
+                    if self.cc.is_paced() {
+                        self.charge_pacer(env, frame_len, 0);
+                    }
                     self.after_repeated_response();
                     self.answered_all(env);
                     Step::Sent
@@ -682,8 +688,12 @@ impl Qp {
             Some(original) => self.send_atomic_ack(env, tx, &resource, original),
             None => self.send_read_response(env, tx, &resource),
         };
-        if let Err(fault) = sent {
-            return self.fail_response(env, &resource, fault);
+        let frame_len = match sent {
+            Ok(frame_len) => frame_len,
+            Err(fault) => return self.fail_response(env, &resource, fault),
+        };
+        if self.cc.is_paced() {
+            self.charge_pacer(env, frame_len, 0);
         }
         let place = &mut self.body.resources[index];
         place.next += 1;
@@ -725,7 +735,7 @@ impl Qp {
     }
 
     #[inline]
-    fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> Result<(), MrFault> {
+    fn send_read_response<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, r: &Resource) -> Result<usize, MrFault> {
         let offset = r.next << self.mtu.shift();
         let payload_len = (r.end_bytes - offset).min(self.mtu.bytes());
         // A repeat that starts inside the message goes on where the first answer stopped, as rxe does.
@@ -765,7 +775,7 @@ impl Qp {
             return Err(MrFault::NoRight);
         }
         env.count_transmit(self.port, dest, frame_len);
-        Ok(())
+        Ok(frame_len)
     }
 
     fn send_atomic_ack<T: TxBatch>(
@@ -774,19 +784,22 @@ impl Qp {
         tx: &mut T,
         r: &Resource,
         original: u64,
-    ) -> Result<(), MrFault> {
+    ) -> Result<usize, MrFault> {
         let mut ext = [0; AethRepr::LEN + AtomicAckEthRepr::LEN];
         let aeth = AethRepr { syndrome: Syndrome::Ack { credits: CREDITS_NOT_IN_USE }, msn: r.msn };
         let (head, tail) = ext.split_at_mut(AethRepr::LEN);
         head.copy_from_slice(&aeth.to_bytes());
         tail.copy_from_slice(&AtomicAckEthRepr { original }.to_bytes());
         let bth = self.response_bth(Opcode::RC_ATOMIC_ACK, r.first_psn);
-        if self.push_plain(env, tx, &bth, &ext) { Ok(()) } else { Err(MrFault::NoRight) }
+        self.push_plain(env, tx, &bth, &ext).ok_or(MrFault::NoRight)
     }
 
     /// Sends the acknowledgement or NAK that is due, after the answers to what came before it.
     #[inline]
     pub(crate) fn transmit_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if self.cc.cnp_due() {
+            return self.transmit_cnp(env, tx);
+        }
         if self.owes_sack() && self.resp.nak.is_none() && !self.req.unresolved {
             return if self.resp.ack_due { self.send_sack(env, tx) } else { Step::Idle };
         }
@@ -805,7 +818,7 @@ impl Qp {
         }
         let bth = self.response_bth(Opcode::RC_ACK, psn);
         let aeth = AethRepr { syndrome, msn: self.resp.msn }.to_bytes();
-        if self.push_plain(env, tx, &bth, &aeth) {
+        if self.push_plain(env, tx, &bth, &aeth).is_some() {
             // A NAK acknowledges what came before it as well.
             self.resp.nak = None;
             self.resp.ack_due = false;
@@ -821,18 +834,24 @@ impl Qp {
         bth
     }
 
-    /// Sends a packet without payload.
+    /// Sends a packet without payload, which no switch shall mark; the bytes of its frame, `None` if it does not fit.
     #[inline]
-    pub(super) fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> bool {
+    pub(super) fn push_plain<T: TxBatch>(&self, env: &mut Env, tx: &mut T, bth: &Bth, ext: &[u8]) -> Option<usize> {
         let body = &*self.body;
-        let Some(path) = &body.path else { return false };
+        let path = body.path.as_ref()?;
         let (template, dest) = (path.template(), path.dest(self.dest_qpn));
         debug_assert!(ext.len() <= ExtHeaders::MAX_BYTES);
         let frame_len = template.frame_len(ext.len(), 0);
-        let sent = tx.push(dest, frame_len, |buf| template.write_packet(buf, bth, ext, 0, |_, crc| crc) > 0);
+        let sent = tx.push(dest, frame_len, |buf| {
+            let is_written = template.write_packet(buf, bth, ext, 0, |_, crc| crc) > 0;
+            if path.marks_ecn() {
+                template.clear_ecn(buf);
+            }
+            is_written
+        });
         if sent {
             env.count_transmit(self.port, dest, frame_len);
         }
-        sent
+        sent.then_some(frame_len)
     }
 }

@@ -1,6 +1,6 @@
 //! Selective repeat, the requester's side: what the peer says it has, what counts as lost, and what is sent again.
 
-use shm::attr::{QpState, RecoveryPolicy};
+use shm::attr::{QpState, RecoveryPolicy, WrOpcode};
 use wire::buf::TxBatch;
 use wire::{Frame, OpKind, Psn, SackEthRepr, Syndrome};
 
@@ -9,6 +9,7 @@ use super::keep::Keeping;
 use super::psn_set::{PsnSet, WINDOW};
 use super::{Qp, Step};
 use crate::post_mortem::RetryKind;
+use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
 
@@ -63,8 +64,8 @@ impl Qp {
 
     /// Request packets that may be unacknowledged.
     #[inline]
-    pub(super) fn window_packets(&self, env: &Env) -> u32 {
-        let limit = env.transport.window_packets;
+    pub(super) fn window_packets(&self) -> u32 {
+        let limit = self.window_packets;
         // What a selective acknowledgement can't name would be sent in vain.
         if self.recovery.is_selective() { limit.min(WINDOW) } else { limit }
     }
@@ -325,6 +326,9 @@ impl Qp {
             self.body.board.as_deref_mut()?.lost.remove(psn);
             return Some(Step::Sent);
         };
+        if self.cc.is_paced() && !self.may_send_paced(env, Output::Request) {
+            return Some(Step::Idle);
+        }
         if tx.room() == 0 {
             return Some(Step::NoRoom);
         }
@@ -346,7 +350,11 @@ impl Qp {
             count << self.mtu.shift()
         };
         match self.push_packet(env, tx, &slot, index, packet, psn, asked, true) {
-            Ok(()) => {
+            Ok(frame_len) => {
+                if self.cc.is_paced() {
+                    let read_bytes = if slot.opcode == WrOpcode::RdmaRead { count << self.mtu.shift() } else { 0 };
+                    self.charge_pacer(env, frame_len, read_bytes);
+                }
                 self.after_repeat(env, index, psn, count);
                 Some(Step::Sent)
             }

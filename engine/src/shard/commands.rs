@@ -1,9 +1,12 @@
 //! Commands of the control side: objects come and go here, between two turns of the loop.
 
+use std::sync::Arc;
+
 use shm::control::AsyncEvent;
 use shm::qos::QosSettings;
 
 use super::{SessionDoorbells, Shard};
+use crate::cc::{Profile, Settings};
 use crate::command::{Answer, Command};
 use crate::config::PortConfig;
 use crate::mr::MrEntry;
@@ -63,7 +66,7 @@ impl Shard {
                 self.qp(index).map_or(Answer::Missing, |qp| Answer::QpAttr(Box::new(qp.query())))
             }
             Command::QpDetail { index } => {
-                self.qp(index).map_or(Answer::Missing, |qp| Answer::QpDetail(Box::new(qp.detail(self.id))))
+                self.qp(index).map_or(Answer::Missing, |qp| Answer::QpDetail(Box::new(qp.detail(self.id, now))))
             }
             Command::RemoveQp { index } => self.remove_qp(index),
             Command::AddMr(entry) => done_or_missing(self.env.mrs.insert(*entry)),
@@ -90,6 +93,16 @@ impl Shard {
             Command::RemoveMw { key } => done_or_missing(self.env.mrs.remove_window(key)),
             Command::TakeBreaks => Answer::Breaks(self.env.breaks.take()),
             Command::ChangePort { port, config } => self.change_port(port, config),
+            Command::SetPortCongestion { port, settings } => self.set_port_congestion(port, *settings),
+            Command::SetQpCongestion { index, settings } => {
+                let Some(Some(qp)) = self.qps.get_mut(index as usize) else { return Answer::Missing };
+                qp.set_congestion(&mut self.env, settings);
+                Answer::Done
+            }
+            Command::QpCongestion { index } => {
+                let report = self.qp(index).and_then(|qp| qp.congestion_report(&self.env));
+                report.map_or(Answer::Missing, |report| Answer::QpCongestion(Box::new(report)))
+            }
             Command::Counters => {
                 let ports = self.env.ports.iter().map(|p| p.counters).collect();
                 Answer::Counters(Box::new((self.counters(), ports)))
@@ -106,6 +119,11 @@ impl Shard {
     fn change_port(&mut self, port: u8, mut config: Box<PortConfig>) -> Answer {
         let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
         std::mem::swap(&mut state.config, &mut config);
+        if state.config.speed_mbps != config.speed_mbps {
+            let settings = state.congestion.settings().clone();
+            self.set_port_congestion(port, settings);
+        }
+        let Some(state) = self.env.ports.get(usize::from(port)) else { return Answer::Missing };
         if state.config.mac != config.mac {
             for qp in self.qps.iter_mut().flatten().filter(|qp| qp.port == port) {
                 qp.refresh_path(&mut self.env);
@@ -128,6 +146,16 @@ impl Shard {
             state.ready.sort_anew(|index| qp(index).map_or(Lane::INSIDE, |qp| qp.lane));
         }
         Answer::QosSettings(before)
+    }
+
+    /// Congestion control of a port's QPs, those with settings of their own too: these see the port's speed.
+    fn set_port_congestion(&mut self, port: u8, settings: Settings) -> Answer {
+        let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
+        state.congestion = Arc::new(Profile::new(settings, state.config.speed_mbps));
+        for qp in self.qps.iter_mut().flatten().filter(|qp| qp.port == port) {
+            qp.refresh_congestion(&mut self.env);
+        }
+        Answer::Done
     }
 
     fn qp(&self, index: u32) -> Option<&Qp> {
@@ -201,6 +229,7 @@ impl Shard {
         if index >= self.qps.len() {
             self.qps.resize_with(index + 1, || None);
             self.env.timers.grow(self.qps.len());
+            self.env.pacing.grow(self.qps.len());
             for port in &mut self.env.ports {
                 port.ready.grow(self.qps.len());
             }
@@ -218,6 +247,7 @@ impl Shard {
         let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else { return Answer::Missing };
         qp.reset(&mut self.env);
         self.env.timers.cancel(index);
+        self.env.pacing.cancel(index);
         if qp.scheduled & (Output::Ack as u8 | Output::Response as u8 | Output::Request as u8 | Output::Flush as u8)
             != 0
             && let Some(port) = self.env.ports.get_mut(usize::from(qp.port))

@@ -1,6 +1,7 @@
 //! What all QPs of a shard share, apart from the QPs themselves, so that one QP and its surroundings can be borrowed at once.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use shm::control::AsyncEvent;
 use shm::layout::{Cqe, Sge};
@@ -9,6 +10,7 @@ use wire::buf::Dest;
 
 use crate::QPN_INDEX_MASK;
 use crate::ah::AhTable;
+use crate::cc::Profile;
 use crate::config::{PortConfig, RecoveryConfig, TransportConfig};
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::{CqTable, Pushed};
@@ -32,6 +34,8 @@ pub(crate) struct PortState {
     pub(crate) counters: PortCounters,
     pub(crate) ready: ReadyQueues,
     pub(crate) qos: PortQos,
+    /// Congestion control of the QPs that have no settings of their own.
+    pub(crate) congestion: Arc<Profile>,
     /// Answers to neighbours that wait for room.
     pub(crate) neigh_replies: VecDeque<NeighPacket>,
 }
@@ -51,6 +55,8 @@ pub(crate) struct Env {
     pub(crate) srqs: Vec<Option<Box<Srq>>>,
     pub(crate) ports: Vec<PortState>,
     pub(crate) timers: TimerWheel,
+    /// When QPs with a rate may send again.
+    pub(crate) pacing: TimerWheel,
     pub(crate) events: EventQueue,
     pub(crate) counters: ShardCounters,
     /// QPs that broke by themselves.

@@ -29,6 +29,7 @@ use shm::doorbell::DoorbellPage;
 use shm::wake::Notifier;
 
 use crate::ah::AhTable;
+use crate::cc::Profile;
 use crate::config::EngineConfig;
 use crate::counters::{PortCounters, ShardCounters};
 use crate::cq::CqTable;
@@ -85,6 +86,7 @@ impl Shard {
             counters: PortCounters::default(),
             ready: ReadyQueues::default(),
             qos: PortQos::new(&config.qos, id, config.shard_count),
+            congestion: Arc::new(Profile::new(config.congestion.clone(), port.speed_mbps)),
             neigh_replies: VecDeque::with_capacity(NEIGH_REPLIES_MAX),
         });
         let env = Env {
@@ -99,6 +101,7 @@ impl Shard {
             srqs: Vec::new(),
             ports: ports.collect(),
             timers: TimerWheel::new(now),
+            pacing: TimerWheel::new(now),
             events: EventQueue::new(EVENT_CAPACITY),
             breaks: BreakQueue::new(config.limits.max_post_mortem as usize),
             counters: ShardCounters::default(),
@@ -169,12 +172,19 @@ impl Shard {
                 qp.handle_timer(&mut self.env);
             }
         }
+        while let Some((index, _)) = self.env.pacing.pop_expired(now) {
+            fired = true;
+            if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
+                qp.handle_pacing(&mut self.env);
+            }
+        }
         fired
     }
 
     /// When [`Shard::handle_timers`], a neighbour's request or the end of a pause is due next; [`Time::NEVER`] if nothing is.
     pub fn next_deadline(&self) -> Time {
-        let timers = self.env.timers.next_deadline().unwrap_or(Time::NEVER);
+        let wheels = [&self.env.timers, &self.env.pacing].map(|wheel| wheel.next_deadline().unwrap_or(Time::NEVER));
+        let timers = wheels[0].min(wheels[1]);
         self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.next_deadline()))
     }
 

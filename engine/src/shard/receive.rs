@@ -8,7 +8,7 @@ use super::{Env, Shard};
 use crate::config::{PortAddress, PortConfig};
 use crate::mcast::MCAST_QPN;
 use crate::neigh::NeighPacket;
-use crate::qp::Qp;
+use crate::qp::{ECN_CE, Qp};
 use crate::time::Time;
 use crate::{QPN_INDEX_MASK, shard_of};
 
@@ -146,9 +146,6 @@ fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<
     if qp.port != port || !qp.path_matches(frame) {
         return Err(|c| c.rx_wrong_path += 1);
     }
-    if info.kind == OpKind::Cnp {
-        return Err(|c| c.rp_cnp_received += 1);
-    }
     Ok(())
 }
 
@@ -156,7 +153,7 @@ fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<
 #[inline]
 fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> Result<(), Count> {
     if frame.info().kind == OpKind::Cnp {
-        return Err(|c| c.rp_cnp_received += 1);
+        return Err(|c| c.rp_cnp_ignored += 1);
     }
     // One for a group comes here only if the QP is attached to it.
     let is_group = frame.bth().dest_qpn == MCAST_QPN;
@@ -171,8 +168,14 @@ fn check_datagram(qp: &Qp, port: u8, config: &PortConfig, frame: &Frame<'_>) -> 
 
 #[inline]
 fn dispatch(qp: &mut Qp, env: &mut Env, frame: &Frame<'_>) {
-    if frame.info().kind.is_response() {
+    let kind = frame.info().kind;
+    if frame.ecn() == ECN_CE {
+        qp.handle_marked(env, frame);
+    }
+    if kind.is_response() {
         qp.handle_response(env, frame);
+    } else if kind == OpKind::Cnp {
+        qp.handle_cnp(env);
     } else if qp.kind.is_reliable() {
         qp.handle_request(env, frame);
     } else {

@@ -69,6 +69,7 @@ impl Shard {
             match step {
                 Step::Sent => {}
                 Step::Idle => {
+                    qp.pass_turn(env);
                     qp.leave_lane();
                     has_more = false;
                     break;

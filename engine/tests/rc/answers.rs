@@ -261,7 +261,7 @@ fn bits_that_mean_nothing_are_ignored() {
     write.bth.becn = true;
     write.bth.pkey = wire::Pkey(0x7fff);
     write.fields.hop_limit = 1;
-    write.fields.traffic_class = 3;
+    write.fields.traffic_class = 1;
     write.fields.udp_src_port = 1;
     assert_eq!(pair.tell(1, &write), ["ACK +0 msn 1"]);
     // Pad bytes of any value, under a right ICRC.

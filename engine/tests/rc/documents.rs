@@ -1,6 +1,7 @@
 //! What the documents say of numbers and names is what the engine has.
 
 use engine::ErrorCause;
+use engine::cc::PARAMS;
 use engine::counters::{CmCounters, PortCounters, PriorityCounters, QpCounters, ShardCounters};
 use shm::attr::WcStatus;
 
@@ -65,4 +66,22 @@ fn counters_name_and_add_themselves() {
     let names = one.entries().map(|(name, _)| name);
     assert!(names.eq(ShardCounters::MEANINGS.iter().map(|(name, _)| *name)));
     assert_eq!(one.entries().map(|(_, value)| value).sum::<u64>(), 3);
+}
+
+#[test]
+fn every_parameter_of_congestion_control_is_in_its_document() {
+    let found: Vec<_> = rows(&document("congestion.md")).iter().map(|row| row.join(" | ")).collect();
+    let expected: Vec<_> = PARAMS
+        .iter()
+        .map(|param| {
+            let default = param.unit.format(param.default);
+            let default = match param.exception {
+                None => default,
+                Some((whose, own)) => format!("{default}; {} {}", whose.name(), param.unit.format(own)),
+            };
+            let (name, users, unit) = (param.name, param.users.name(), param.unit.name());
+            format!("`{name}` | {users} | {unit} | {default} | {} | {}", param.range(), param.meaning)
+        })
+        .collect();
+    assert_eq!(found, expected, "\n| {} |\n", expected.join(" |\n| "));
 }

@@ -13,6 +13,7 @@ mod support;
 
 mod answers;
 mod completions;
+mod congestion;
 mod documents;
 mod hostile;
 mod network;

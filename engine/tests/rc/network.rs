@@ -115,8 +115,8 @@ fn bytes_behind_the_packet_do_not_matter() {
 }
 
 #[test]
-fn a_cnp_is_counted() {
-    dropped("CNP", "rp_cnp_received", |pair| {
+fn a_cnp_for_a_qp_without_congestion_control_is_ignored() {
+    dropped("CNP", "rp_cnp_ignored", |pair| {
         let mut cnp = pair.packet(0, Opcode::CNP, 0);
         cnp.bth = Bth { becn: true, psn: Psn::new(0), ..cnp.bth };
         cnp.payload = vec![0; 16];

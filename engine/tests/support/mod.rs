@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use engine::cc::{Algorithm, Settings};
 use engine::command::{Answer, Command, Shards};
 use engine::config::{
     EngineConfig, Limits, PortAddress, PortConfig, ProcessMemoryPolicy, RecoveryConfig, TransportConfig,
@@ -58,6 +59,7 @@ pub(crate) struct HostOptions {
     pub(crate) transport: TransportConfig,
     pub(crate) recovery: RecoveryConfig,
     pub(crate) limits: Limits,
+    pub(crate) congestion: Settings,
     pub(crate) process_memory: ProcessMemoryPolicy,
     pub(crate) qos: QosSettings,
     pub(crate) entropy: Box<dyn FnMut() -> u64 + Send>,
@@ -79,6 +81,7 @@ impl HostOptions {
             transport: TransportConfig::default(),
             recovery: RecoveryConfig::default(),
             limits: Limits { user_share_percent: 100, ..Limits::default() },
+            congestion: Settings::new(Algorithm::None),
             process_memory: ProcessMemoryPolicy::Everybody,
             qos: QosSettings::default(),
             entropy,
@@ -107,6 +110,7 @@ impl Host {
             limits: options.limits,
             transport: options.transport,
             recovery: options.recovery,
+            congestion: options.congestion,
             process_memory: options.process_memory,
             clock: DeviceClock::Private,
             qos: options.qos,

@@ -46,6 +46,8 @@ pub struct HostSettings {
     pub qos: QosSettings,
     /// Its loss recovery.
     pub recovery: RecoveryConfig,
+    /// Congestion control of its engine's ports.
+    pub congestion: engine::cc::Settings,
     /// Frames that a shard takes from its receive queue in one turn.
     pub rx_burst: usize,
     /// Frames that a shard builds in one turn.
@@ -71,6 +73,7 @@ impl Default for HostSettings {
             transport: TransportConfig::default(),
             qos: QosSettings::default(),
             recovery: RecoveryConfig::default(),
+            congestion: engine::cc::Settings::default(),
             rx_burst: 32,
             tx_burst: 32,
             tx_queue_frames: 256,
@@ -239,6 +242,7 @@ impl Host {
             limits: settings.size.limits(),
             transport: settings.transport,
             recovery: settings.recovery,
+            congestion: settings.congestion.clone(),
             process_memory: ProcessMemoryPolicy::Everybody,
             clock: DeviceClock::Private,
             qos: settings.qos,
