@@ -155,6 +155,12 @@ pub(crate) struct RunArgs {
     /// READs and atomics of a QP under way at most
     #[arg(short, long, default_value_t = 16)]
     pub(crate) outs: u8,
+    /// Congestion control of the QPs: none, dcqcn-nvidia, dcqcn-paper, timely, timely-original or swift [default: the ports']
+    #[arg(long, value_name = "ALGORITHM")]
+    pub(crate) cc: Option<String>,
+    /// Fastest that each QP sends, such as 5Gbps
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<String>,
     /// Index of our GID
     #[arg(short = 'x', long, default_value_t = 0)]
     pub(crate) gid_index: u8,
@@ -308,6 +314,8 @@ impl RunArgs {
             bidirectional: self.bidirectional,
             mtu: self.mtu,
             outstanding: self.outs,
+            cc: self.cc.clone(),
+            rate: self.rate.clone(),
         };
         params.check()?;
         Ok(params)

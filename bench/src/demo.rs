@@ -259,5 +259,7 @@ fn params(test: Test, size: u32) -> Params {
         bidirectional: false,
         mtu: None,
         outstanding: 16,
+        cc: None,
+        rate: None,
     }
 }

@@ -37,6 +37,8 @@ fn params(count: u32) -> Params {
         bidirectional: false,
         mtu: None,
         outstanding: 16,
+        cc: None,
+        rate: None,
     }
 }
 

@@ -158,6 +158,10 @@ pub(crate) struct Params {
     pub(crate) mtu: Option<u32>,
     /// READs and atomics of a QP under way at most.
     pub(crate) outstanding: u8,
+    /// Congestion control of the QPs; `None` = their ports'.
+    pub(crate) cc: Option<String>,
+    /// Bits a second that a QP may send, with its unit.
+    pub(crate) rate: Option<String>,
 }
 
 fn check<T: PartialOrd + fmt::Display>(name: &'static str, value: T, range: &RangeInclusive<T>) -> Result<()> {
@@ -205,6 +209,9 @@ impl Params {
     fn check_combination(&self) -> Result<()> {
         let Test { verb, metric } = self.test;
         self.check_connection()?;
+        if self.connection == Connection::Ud && (self.cc.is_some() || self.rate.is_some()) {
+            return Err(PerfError::Conflict("-c UD: datagrams have no congestion control, so no --cc and no --rate"));
+        }
         if verb == Verb::Atomic && self.size != ATOMIC_BYTES {
             let value = self.size.to_string();
             return Err(PerfError::Setting { name: "-s (--size)", value, legal: "an atomic has 8 bytes".to_owned() });
@@ -301,6 +308,8 @@ pub(crate) mod tests {
             bidirectional: false,
             mtu: None,
             outstanding: 16,
+            cc: None,
+            rate: None,
         }
     }
 

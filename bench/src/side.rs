@@ -94,6 +94,10 @@ impl Side {
                 Connection::Ud => QpInit::ud(&cq),
             };
             let qp = pd.create_qp(&QpInit { cap, ..init })?;
+            if params.cc.is_some() || params.rate.is_some() {
+                let limit: Vec<_> = params.rate.iter().map(|rate| ("rate_limit", rate.as_str())).collect();
+                qp.set_congestion(params.cc.as_deref(), &limit)?;
+            }
             let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?.with_region(&region);
             if let Some(mtu) = params.mtu.and_then(PathMtu::from_bytes) {
                 local.path_mtu = local.path_mtu.min(mtu);

@@ -9,6 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use shm::ABI_VERSION;
 use shm::attr::{DeviceAttr, GidEntry, PortAttr};
+use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::post_mortem::{PostMortem, PostMortemSummary};
 use shm::control::{CallError, Endpoint, MrSummary, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
 use shm::qos::{PortQos, QosChange};
@@ -76,7 +77,7 @@ impl From<CallError> for ClientError {
     }
 }
 
-/// A session with a daemon that asks and changes nothing.
+/// A session with a daemon that makes no objects.
 pub(crate) struct Client {
     endpoint: SocketEndpoint,
 }
@@ -182,6 +183,32 @@ impl Client {
         match self.call(&Request::SetQos { port_num, change: Box::new(change) })? {
             Reply::Qos(ports) => Ok(ports),
             _ => Err(ClientError::Unexpected("set QoS")),
+        }
+    }
+
+    /// The congestion control of a port or a QP.
+    pub(crate) fn congestion(&self, target: CongestionTarget) -> Result<CongestionReport, ClientError> {
+        self.call_congestion(&Request::ShowCongestion { target })
+    }
+
+    /// Changes it; what it is then.
+    pub(crate) fn set_congestion(
+        &self,
+        target: CongestionTarget,
+        change: CongestionChange,
+    ) -> Result<CongestionReport, ClientError> {
+        self.call_congestion(&Request::SetCongestion { target, change })
+    }
+
+    /// Takes back what was changed; what it is then.
+    pub(crate) fn reset_congestion(&self, target: CongestionTarget) -> Result<CongestionReport, ClientError> {
+        self.call_congestion(&Request::ResetCongestion { target })
+    }
+
+    fn call_congestion(&self, request: &Request) -> Result<CongestionReport, ClientError> {
+        match self.call(request)? {
+            Reply::Congestion(report) => Ok(*report),
+            _ => Err(ClientError::Unexpected("congestion control")),
         }
     }
 

@@ -4,6 +4,7 @@
 //! One file a command. Exit status: 0 done, 1 the answer is negative, 2 there is no answer ([`outcome::Outcome`]).
 #![forbid(unsafe_code)]
 
+mod cc;
 mod client;
 mod devinfo;
 mod outcome;
@@ -64,6 +65,9 @@ enum Command {
     /// Priorities, traffic classes and priority flow control of ports.
     #[command(after_help = "Example: ferroce qos show")]
     Qos(qos::Args),
+    /// Congestion control of ports and queue pairs.
+    #[command(after_help = "Example: ferroce cc set dcqcn rai=40Mbps --port 1")]
+    Cc(cc::Args),
     /// Clients and what they hold, or the regions of all of them.
     #[command(after_help = "Example: ferroce res mr")]
     Res(res::Args),
@@ -108,6 +112,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Stat(args) => stat::run(&connect()?, args, cli.json, out),
         Command::Qp(args) => qp::run(&connect()?, args, cli.json, out),
         Command::Qos(args) => qos::run(&connect()?, args, cli.json, out),
+        Command::Cc(args) => cc::run(&connect()?, args, cli.json, out),
         Command::Res(args) => res::run(&connect()?, args, cli.json, out),
         Command::Run(args) => run::run(args, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),

@@ -46,6 +46,9 @@ pub(crate) enum CommandError {
     /// A program that was to be started.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// Words that make no sense together.
+    #[error("{0}")]
+    Usage(String),
     /// Standard output.
     #[error("can't write the output: {0}")]
     Output(#[from] io::Error),

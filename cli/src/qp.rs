@@ -36,7 +36,8 @@ enum Action {
     },
 }
 
-fn parse_qpn(text: &str) -> Result<u32, String> {
+/// A QPN as a user writes it.
+pub(crate) fn parse_qpn(text: &str) -> Result<u32, String> {
     let number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => u32::from_str_radix(hex, 16),
         None => text.parse(),

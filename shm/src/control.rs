@@ -4,6 +4,7 @@
 //! [`MESSAGE_BYTES_MAX`]; file descriptors ride along by SCM_RIGHTS. Every value in a request is hostile input to the daemon.
 
 pub mod cm;
+pub mod congestion;
 pub mod post_mortem;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -291,6 +292,24 @@ pub enum Request {
         /// Start after this region of this session (pages of a long list).
         after: Option<(u32, u32)>,
     },
+    /// The congestion control of a port or a QP of any session: [`Reply::Congestion`]. Any client may ask.
+    ShowCongestion {
+        /// Which.
+        target: congestion::CongestionTarget,
+    },
+    /// Changes it, at once: [`Reply::Congestion`] with what it is now. A port for root and the daemon's user, a QP for its own user
+    /// too. `EINVAL`, and nothing changed, if anything of it is not legal.
+    SetCongestion {
+        /// Of which.
+        target: congestion::CongestionTarget,
+        /// To what.
+        change: congestion::CongestionChange,
+    },
+    /// Gives a QP its port's settings, or a port the daemon's: [`Reply::Congestion`]. For the same.
+    ResetCongestion {
+        /// Which.
+        target: congestion::CongestionTarget,
+    },
     /// Connection management: [`Reply::Cm`], or as the request says.
     Cm(cm::CmRequest),
     /// Opens an XRC domain: [`Reply::Xrcd`]. If a file descriptor rides along, it is the domain of that file's inode, the same for
@@ -482,6 +501,8 @@ pub enum Reply {
     },
     /// One QP in full.
     QpDetail(Box<QpDetail>),
+    /// Congestion control of what was asked for.
+    Congestion(Box<congestion::CongestionReport>),
     /// Sessions.
     Sessions(Vec<SessionSummary>),
     /// Why a QP broke.

@@ -5,6 +5,7 @@ pub(crate) mod queues;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::post_mortem::PostMortem;
 use shm::control::{Reply, Request};
 use shm::ring::{RecvPoster, SendPoster};
@@ -267,6 +268,39 @@ impl QueuePair {
                 Ok(attr)
             }
             _ => Err(VerbsError::UnexpectedReply { request: "QueryQp" }),
+        }
+    }
+
+    /// The QP's congestion control: algorithm, parameters, rate and window.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn congestion(&self) -> Result<CongestionReport, VerbsError> {
+        let target = CongestionTarget::Qp(self.0.queues.qpn);
+        self.call_congestion(&Request::ShowCongestion { target })
+    }
+
+    /// Gives the QP congestion control of its own, at once and in any state; a reset takes it away. `algorithm` as
+    /// `docs/congestion.md` names it (`None` = the one that it has), parameters by name with their unit:
+    /// `[("rate_limit", "5Gbps")]`. Returns what holds then.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`] with `EINVAL` and a sentence that names what is wrong: then nothing is changed.
+    pub fn set_congestion(
+        &self,
+        algorithm: Option<&str>,
+        values: &[(&str, &str)],
+    ) -> Result<CongestionReport, VerbsError> {
+        let values = values.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let change = CongestionChange { algorithm: algorithm.map(str::to_owned), values };
+        let target = CongestionTarget::Qp(self.0.queues.qpn);
+        self.call_congestion(&Request::SetCongestion { target, change })
+    }
+
+    fn call_congestion(&self, request: &Request) -> Result<CongestionReport, VerbsError> {
+        match self.0.context().call(request)? {
+            Reply::Congestion(report) => Ok(*report),
+            _ => Err(VerbsError::UnexpectedReply { request: "Congestion" }),
         }
     }
 

@@ -7,6 +7,7 @@
 mod admin;
 mod ah;
 mod cm;
+mod congestion;
 mod gsi;
 mod mcast;
 mod memory;
@@ -31,6 +32,7 @@ use shm::process_memory::AtomicTurns;
 use shm::segment::SegmentBudget;
 use wire::PathMtu;
 
+use crate::cc::Settings;
 use crate::command::{Answer, Command, Shards};
 use crate::config::{EngineConfig, PortConfig, eui64};
 use crate::mcast::{ATTACHMENTS_MAX, McastTable};
@@ -94,6 +96,8 @@ pub struct Control {
     config: Arc<EngineConfig>,
     /// As they are now; `config` has them as they were at the start.
     ports: Vec<PortConfig>,
+    /// Congestion control of each port.
+    congestion: Vec<Settings>,
     entropy: Box<dyn FnMut() -> u64 + Send>,
     started: Time,
     sessions: BTreeMap<u32, Session>,
@@ -143,6 +147,7 @@ impl Control {
         let xrc = xrc::XrcDesk::new(rings.clone(), limits);
         Self {
             ports: config.ports.clone(),
+            congestion: vec![config.congestion.clone(); config.ports.len()],
             config,
             entropy,
             started: now,
@@ -346,6 +351,13 @@ impl Control {
             Request::Stats => self.stats(shards, now),
             Request::ListQps { after } => self.list_qps(shards, number, session, after),
             Request::QpDetail { qpn } => self.qp_detail(shards, number, session, qpn)?,
+            Request::ShowCongestion { target } => self.show_congestion(shards, session, target)?,
+            Request::SetCongestion { target, change } => {
+                self.change_congestion(shards, session, target, &congestion::Change::Set(&change))?
+            }
+            Request::ResetCongestion { target } => {
+                self.change_congestion(shards, session, target, &congestion::Change::Reset)?
+            }
             Request::ListSessions => self.list_sessions(number, session),
             Request::WhyQp { qpn } => self.why_qp(shards, number, session, now, qpn)?,
             Request::ListPostMortems => self.list_post_mortems(shards, number, session, now),

@@ -4,10 +4,12 @@ use engine::Time;
 use engine::cc::{Algorithm, Settings};
 use engine::command::{Answer, Command, Shards};
 use shm::attr::{QpState, QpType, WcStatus, WrOpcode};
+use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
+use shm::control::{Reply, Request};
 use wire::{Bth, Frame, Opcode, Psn};
 
 use crate::peer::Packet;
-use crate::support::{Connect, HostOptions, Pair, connect};
+use crate::support::{Client, Connect, HostOptions, Pair, connect};
 
 /// A pair whose first host has these settings; the second never limits itself.
 fn pair_with(c: Connect, algorithm: &str, values: &[(&str, &str)]) -> Pair {
@@ -420,4 +422,76 @@ fn reset_forgets_what_the_network_was_like() {
     let (peer_ip, peer_qpn) = (pair.hosts[1].ip, pair.qps[1].qpn);
     connect(&mut pair.hosts[0], pair.clients[0].session, pair.qps[0].qpn, peer_ip, peer_qpn, pair.connect, 0);
     assert_eq!(pair.figure(0, "cc_rate_limited"), 0);
+}
+
+/// What a client of side 0's host is told.
+fn ask(pair: &mut Pair, session: u32, request: Request) -> Result<CongestionReport, (i32, String)> {
+    match pair.hosts[0].request(session, request, vec![]).0 {
+        Reply::Congestion(report) => Ok(*report),
+        Reply::Refused { errno, message } => Err((errno, message)),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn set(target: CongestionTarget, algorithm: Option<&str>, values: &[(&str, &str)]) -> Request {
+    let values = values.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let change = CongestionChange { algorithm: algorithm.map(str::to_owned), values };
+    Request::SetCongestion { target, change }
+}
+
+fn value<'a>(report: &'a CongestionReport, name: &str) -> Option<&'a str> {
+    report.params.iter().find(|param| param.name == name).map(|param| param.value.as_str())
+}
+
+#[test]
+fn qp_has_its_port_s_settings_until_it_gets_its_own_and_after_it_loses_them() {
+    let mut pair = pair("dcqcn", &[]);
+    let (session, qpn) = (pair.clients[0].session, pair.qps[0].qpn);
+    let (port, qp) = (CongestionTarget::Port(1), CongestionTarget::Qp(qpn));
+    let report = ask(&mut pair, session, Request::ShowCongestion { target: qp }).unwrap();
+    assert_eq!((report.algorithm.as_str(), report.is_own, report.port_num), ("dcqcn-nvidia", false, 1));
+    assert!(report.figures.contains(&("cc_rate_bps".to_owned(), 100_000_000_000)));
+    let report = ask(&mut pair, session, set(qp, None, &[("rate_limit", "5Gbps")])).unwrap();
+    assert_eq!((report.is_own, value(&report, "rate_limit")), (true, Some("5Gbps")));
+    assert_eq!(pair.figure(0, "cc_rate_bps"), 5_000_000_000);
+    // The port's change is not for it, but for others.
+    let report = ask(&mut pair, session, set(port, Some("swift"), &[("hops", "3")])).unwrap();
+    assert_eq!((report.algorithm.as_str(), value(&report, "hops"), value(&report, "rai")), ("swift", Some("3"), None));
+    assert_eq!(pair.figure(0, "cc_rate_bps"), 5_000_000_000);
+    let report = ask(&mut pair, session, Request::ResetCongestion { target: qp }).unwrap();
+    assert_eq!((report.algorithm.as_str(), report.is_own), ("swift", false));
+    assert_eq!(pair.figure(0, "cc_cwnd_thousandths"), 16_000);
+    let report = ask(&mut pair, session, Request::ResetCongestion { target: port }).unwrap();
+    assert_eq!(report.algorithm, "dcqcn-nvidia");
+    assert_eq!(pair.figure(0, "cc_rate_limited"), 0);
+}
+
+#[test]
+fn illegal_settings_and_strangers_are_refused_and_nothing_changes() {
+    let mut pair = pair("dcqcn", &[]);
+    let (session, qpn) = (pair.clients[0].session, pair.qps[0].qpn);
+    let (port, qp) = (CongestionTarget::Port(1), CongestionTarget::Qp(qpn));
+    let refused = [
+        (set(port, Some("cubic"), &[]), 22, "there is no congestion control \"cubic\""),
+        (set(qp, None, &[("rai", "40Mbps"), ("g", "0")]), 22, "g = 0 is out of range: 1/1024 to 1024/1024"),
+        (set(CongestionTarget::Port(2), None, &[]), 22, "port 2 does not exist: ports are 1 to 1"),
+        (set(CongestionTarget::Port(0), None, &[]), 22, "port 0 does not exist"),
+        (set(CongestionTarget::Qp(0xff_ffff), None, &[]), 2, "QP 0xffffff does not exist"),
+        (Request::ShowCongestion { target: CongestionTarget::Qp(3) }, 2, "QP 0x000003 does not exist"),
+    ];
+    for (request, errno, sentence) in refused {
+        let (found, message) = ask(&mut pair, session, request).unwrap_err();
+        assert!(found == errno && message.contains(sentence), "{found} {message}");
+    }
+    let report = ask(&mut pair, session, Request::ShowCongestion { target: qp }).unwrap();
+    assert_eq!((value(&report, "rai"), report.is_own), (Some("5Mbps"), false));
+
+    let stranger = Client::of_user(&mut pair.hosts[0], 7, 4096).session;
+    assert!(ask(&mut pair, stranger, Request::ShowCongestion { target: qp }).is_ok());
+    for target in [port, qp] {
+        for request in [set(target, Some("none"), &[]), Request::ResetCongestion { target }] {
+            let (errno, message) = ask(&mut pair, stranger, request).unwrap_err();
+            assert!(errno == 1 && message.contains("may"), "{errno} {message}");
+        }
+    }
 }
