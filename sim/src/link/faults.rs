@@ -130,7 +130,8 @@ impl Layout {
         if ether_type == EtherType::IPV4 {
             let (udp_at, fecn_becn_at) = (ip_at + 20, ip_at + 32);
             let masked = vec![ip_at + 1, ip_at + 8, ip_at + 10, ip_at + 11, udp_at + 6, udp_at + 7, fecn_becn_at];
-            let end = ip_at + usize::from(half(ip_at + 2));
+            // A frame that another link has damaged may lie about its length, but it has all headers up to the BTH.
+            let end = (ip_at + usize::from(half(ip_at + 2))).clamp(ip_at + 40, frame.len());
             return Self { ip_at, end, masked, free: vec![(fecn_becn_at, 0xff)] };
         }
         // Traffic class, flow label and hop limit: IPv6 has no checksum of its own.
@@ -140,7 +141,8 @@ impl Layout {
         free.push((bth_at + 4, 0xff));
         let udp_checksum = if is_v1 { vec![] } else { vec![ip_at + 46, ip_at + 47] };
         let masked = free.iter().map(|&(at, _)| at).chain(udp_checksum).collect();
-        Self { ip_at, end: ip_at + 40 + usize::from(half(ip_at + 4)), masked, free }
+        let end = (ip_at + 40 + usize::from(half(ip_at + 4))).clamp(bth_at + 12, frame.len());
+        Self { ip_at, end, masked, free }
     }
 }
 

@@ -305,11 +305,12 @@ impl Fabric {
         let now = self.now();
         let node = &mut self.nodes[usize::from(number)];
         if let Some(pfc) = PfcRepr::parse(&frame) {
+            // The engine hears of it as well, and builds nothing for a priority that must wait.
             node.nic.obey(now, pfc);
             let line = node.line;
             self.send(line);
-            return;
         }
+        let node = &mut self.nodes[usize::from(number)];
         // A device takes what is for it, and for groups. A flood brings other frames, too.
         let is_ours = frame.first_chunk().is_some_and(|mac| *mac == host::mac(number).0 || mac[0] & 1 == 1);
         if is_ours {

@@ -11,8 +11,10 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use engine::Time;
-use engine::config::TransportConfig;
+use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu};
+use shm::attr::RecoveryPolicy;
+use shm::qos::QosSettings;
 
 use crate::host::{EngineSize, HostSettings};
 use crate::link::{Faults, Flaps, LinkSettings};
@@ -173,7 +175,7 @@ fn network(settings: &ScenarioSettings) -> Checked<NetworkSettings> {
     let mishaps = mishaps(&settings.faults.mishaps, topology.host_count)?;
     Ok(NetworkSettings {
         fabric: FabricSettings {
-            host: host(&settings.host)?,
+            host: host(settings)?,
             access_faults: has(FaultyLinks::Hosts),
             trunk_faults: has(FaultyLinks::Trunks),
             topology,
@@ -216,10 +218,7 @@ fn links(table: &LinkTable) -> Checked<(LinkSettings, LinkSettings)> {
 
 fn switch(settings: &ScenarioSettings, access: &LinkSettings, trunk: &LinkSettings) -> Checked<SwitchSettings> {
     let (table, qos) = (&settings.switch, &settings.qos);
-    let mut priorities = [false; PRIORITY_COUNT];
-    for &priority in &qos.pfc {
-        priorities[range("qos.pfc", priority, 0, PRIORITY_COUNT as u64 - 1)? as usize] = true;
-    }
+    let priorities = pause_priorities(qos)?;
     let marking = match (table.kmin_bytes, table.kmax_bytes, table.pmax) {
         (Some(kmin_bytes), Some(kmax_bytes), Some(pmax)) => Some(Marking { kmin_bytes, kmax_bytes, pmax }),
         (None, None, None) => None,
@@ -244,7 +243,8 @@ fn switch(settings: &ScenarioSettings, access: &LinkSettings, trunk: &LinkSettin
     })
 }
 
-fn host(table: &HostTable) -> Checked<HostSettings> {
+fn host(settings: &ScenarioSettings) -> Checked<HostSettings> {
+    let table = &settings.host;
     const FRAMES_MAX: u64 = 1 << 20;
     let frames = |key, frames: usize| range(key, frames as u64, 1, FRAMES_MAX).map(|frames| frames as usize);
     if !table.window_packets.is_power_of_two() {
@@ -266,7 +266,46 @@ fn host(table: &HostTable) -> Checked<HostSettings> {
         tx_queue_frames: frames("host.tx_queue_frames", table.tx_queue_frames)?,
         rx_queue_frames: frames("host.rx_queue_frames", table.rx_queue_frames)?,
         size: EngineSize { qps: 16_384, regions: 64, ..EngineSize::default() },
+        recovery: recovery(&settings.recovery)?,
+        qos: QosSettings { pfc: pause_priorities(&settings.qos)?, ..QosSettings::default() },
         ..HostSettings::default()
+    })
+}
+
+/// Which priorities have flow control.
+fn pause_priorities(table: &QosTable) -> Checked<[bool; PRIORITY_COUNT]> {
+    let mut priorities = [false; PRIORITY_COUNT];
+    for &priority in &table.pfc {
+        priorities[range("qos.pfc", priority, 0, PRIORITY_COUNT as u64 - 1)? as usize] = true;
+    }
+    Ok(priorities)
+}
+
+fn recovery(table: &RecoveryTable) -> Checked<RecoveryConfig> {
+    const US_MAX: u64 = 60_000_000;
+    const NAMES: &str = "\"gbn\", \"sr\" or \"hybrid\"";
+    let policy = RecoveryPolicy::from_name(&table.policy).ok_or_else(|| ScenarioError::Name {
+        key: "recovery.policy",
+        value: table.policy.clone(),
+        names: NAMES,
+    })?;
+    let or = RecoveryConfig::default();
+    let number = |key, value: Option<u32>, default: u32, least, most| {
+        range(key, value.unwrap_or(default), least, most).map(|value| value as u32)
+    };
+    Ok(RecoveryConfig {
+        policy,
+        // Nothing is negotiated: both ends are made ready by hand.
+        unasked: policy,
+        rto_low_us: number("recovery.rto_low_us", table.rto_low_us, or.rto_low_us, 1, US_MAX)?,
+        rto_high_us: number("recovery.rto_high_us", table.rto_high_us, or.rto_high_us, 1, US_MAX)?,
+        few_packets: number("recovery.few_packets", table.few_packets, or.few_packets, 0, 1 << 15)?,
+        rto_min_us: number("recovery.rto_min_us", table.rto_min_us, or.rto_min_us, 1, US_MAX)?,
+        rto_max_us: number("recovery.rto_max_us", table.rto_max_us, or.rto_max_us, 1, US_MAX)?,
+        reorder_percent: number("recovery.reorder_percent", table.reorder_percent, or.reorder_percent, 0, 10_000)?,
+        reorder_factor: number("recovery.reorder_factor", table.reorder_factor, or.reorder_factor, 1, 1_000)?,
+        holes: number("recovery.holes", table.holes, or.holes, 1, 1 << 15)?,
+        kept_packets: number("recovery.kept_packets", table.kept_packets, or.kept_packets, 1, 1 << 20)?,
     })
 }
 
@@ -278,10 +317,6 @@ fn traffic(settings: &ScenarioSettings) -> Checked<TrafficSettings> {
         names: "256, 512, 1024, 2048 or 4096",
     })?;
     range("run.path_mtu", run.path_mtu, 256, u64::from(link.mtu).saturating_sub(80).max(256))?;
-    if recovery.policy != "go-back-n" {
-        let value = recovery.policy.clone();
-        return Err(ScenarioError::Name { key: "recovery.policy", value, names: "\"go-back-n\"" });
-    }
     if congestion.algorithm != "none" {
         let value = congestion.algorithm.clone();
         return Err(ScenarioError::Name { key: "congestion.algorithm", value, names: "\"none\"" });

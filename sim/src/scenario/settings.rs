@@ -1,6 +1,7 @@
 //! Scenario files as they are written: one struct for each table. Unknown keys are refused.
 
 use serde::Deserialize;
+use shm::attr::RecoveryPolicy;
 
 use crate::workload::WorkloadSettings;
 
@@ -172,12 +173,30 @@ impl Default for HostTable {
     }
 }
 
-/// `[recovery]`
+/// `[recovery]`. What is not there is as the engine has it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RecoveryTable {
-    /// What is done about losses.
+    /// What is done about losses: `gbn`, `sr` or `hybrid`.
     pub policy: String,
+    /// The short timer with few packets in flight, us.
+    pub rto_low_us: Option<u32>,
+    /// The short timer with more packets in flight, us.
+    pub rto_high_us: Option<u32>,
+    /// So many packets in flight are few.
+    pub few_packets: Option<u32>,
+    /// The long timer at first, us.
+    pub rto_min_us: Option<u32>,
+    /// The long timer at most, us.
+    pub rto_max_us: Option<u32>,
+    /// For so long a packet may be late before it is lost, percent of the least round trip time.
+    pub reorder_percent: Option<u32>,
+    /// That time grows up to so many times itself.
+    pub reorder_factor: Option<u32>,
+    /// A hybrid QP goes back N when more packets than this are missing.
+    pub holes: Option<u32>,
+    /// Packets that a host keeps until what is missing before them has come.
+    pub kept_packets: Option<u32>,
     /// The timeout attribute of QPs: 4.096 us * 2^n.
     pub timeout: u8,
     /// Retries after that, 0 to 7.
@@ -186,7 +205,20 @@ pub struct RecoveryTable {
 
 impl Default for RecoveryTable {
     fn default() -> Self {
-        Self { policy: "go-back-n".to_owned(), timeout: 10, retry_cnt: 7 }
+        Self {
+            policy: RecoveryPolicy::GoBackN.name().to_owned(),
+            rto_low_us: None,
+            rto_high_us: None,
+            few_packets: None,
+            rto_min_us: None,
+            rto_max_us: None,
+            reorder_percent: None,
+            reorder_factor: None,
+            holes: None,
+            kept_packets: None,
+            timeout: 10,
+            retry_cnt: 7,
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Settings of a network's run, drawn from its seed: each seed has a topology, a workload, policies and a fault mix of its own.
 
 use engine::Time;
-use engine::config::TransportConfig;
+use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu};
 use rand::Rng;
 use rand::seq::IndexedRandom;
+use shm::attr::RecoveryPolicy;
+use shm::qos::QosSettings;
 
 use super::SwarmSettings;
 use crate::flow::FlowOp;
@@ -42,7 +44,7 @@ pub fn draw(seed: u64) -> SwarmSettings {
     let (access, trunk) = draw_links(s);
     let is_lossless = s.random();
     let switch = draw_switch(s, &access, &trunk, is_lossless, &topology);
-    let host = draw_host(s);
+    let host = draw_host(s, is_lossless);
     let faults = draw_faults(s, &access);
     // Links of one kind may be the bad ones.
     let [access_faults, trunk_faults] = match s.random_range(0..3) {
@@ -133,7 +135,10 @@ fn draw_switch(
     }
 }
 
-fn draw_host(s: &mut Stream) -> HostSettings {
+fn draw_host(s: &mut Stream, is_lossless: bool) -> HostSettings {
+    let mut qos = QosSettings::default();
+    qos.pfc[PRIORITY] = is_lossless;
+    let policy = *RecoveryPolicy::ALL.choose(s).unwrap_or(&RecoveryPolicy::GoBackN);
     HostSettings {
         shard_count: 1,
         transport: TransportConfig {
@@ -146,6 +151,14 @@ fn draw_host(s: &mut Stream) -> HostSettings {
         tx_burst: s.random_range(4..=32),
         tx_queue_frames: s.random_range(2..=32),
         turn_ns: s.random_range(200..=2 * US),
+        qos,
+        recovery: RecoveryConfig {
+            policy,
+            unasked: policy,
+            holes: s.random_range(1..=128),
+            kept_packets: s.random_range(1..=512),
+            ..RecoveryConfig::default()
+        },
         size: EngineSize { qps: 512, regions: 16, neighbours: 0 },
         ..HostSettings::default()
     }
