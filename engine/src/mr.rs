@@ -44,6 +44,14 @@ impl Backing {
         }
     }
 
+    /// The same range of the process for another region, if it keeps no memory: `None` for what is mapped.
+    pub(crate) fn renew(&self) -> Option<Self> {
+        match self {
+            Self::Mapped(_) => None,
+            Self::Process(range) => range.renew().map(Self::Process),
+        }
+    }
+
     /// Faults mapped pages in.
     ///
     /// # Errors

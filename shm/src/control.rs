@@ -108,6 +108,14 @@ pub enum Request {
         length: u64,
         /// Rights.
         access: AccessFlags,
+        /// Map what of it the client shares with others, if the daemon may; else it is reached by system calls.
+        share: bool,
+    },
+    /// Deregisters as [`Request::DeregMr`], and registers the same range anew, under a key that nobody has yet: [`Reply::Mr`]. For
+    /// clients that will need it again. [`Reply::Done`] if it was deregistered and no more: where keeping it would keep memory.
+    RenewMr {
+        /// The region's key.
+        lkey: u32,
     },
     /// How a region of the client's own memory is reached, and what of it went by system call: [`Reply::MrUse`].
     QueryMr {
@@ -777,6 +785,11 @@ pub trait Endpoint: Send + Sync {
     /// # Errors
     /// [`CallError`] if there is no answer; a refusal is a [`Reply::Refused`], not an error.
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), CallError>;
+
+    /// Runs something that has the control socket for itself; false, and nothing was run, if there is none.
+    fn exclusively(&self, _run: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
+        false
+    }
 
     /// Drives an engine that lives on the caller's own thread by one turn. Where the engine has threads of its own, nothing.
     fn make_progress(&self) {}

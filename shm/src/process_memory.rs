@@ -77,7 +77,8 @@ impl OwnRange {
     /// # Safety
     /// As long as the range is registered, an engine and its peers read its bytes at any time, and write them if the region's
     /// rights say so, as another thread would by raw pointers. While they may write, no reference to the bytes may exist;
-    /// while they may read, no exclusive one.
+    /// while they may read, no exclusive one. The pages behind the addresses may be replaced by others with the same contents
+    /// ([`crate::relocate`]).
     pub unsafe fn new(addr: *mut u8, length: usize) -> Self {
         // A range is a pair of numbers: what it names is looked at by the kernel alone.
         Self { addr: addr.expose_provenance() as u64, length: length as u64 }

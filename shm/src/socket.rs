@@ -116,6 +116,13 @@ impl Endpoint for SocketEndpoint {
         let bytes = answer.get(..length).ok_or(CallError::Malformed)?;
         Ok((control::decode(bytes)?, fds))
     }
+
+    fn exclusively(&self, run: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
+        use std::os::fd::AsFd;
+        let _alone = self.answer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        run(self.fd.as_fd());
+        true
+    }
 }
 
 /// Process and user of the other side of a connected UNIX socket, as the kernel knows them.

@@ -11,6 +11,7 @@ use shm::fork::Process;
 use shm::socket::SocketEndpoint;
 
 use crate::events::{Deadline, EventSource, Events};
+use crate::process_memory::OwnProcess;
 use crate::rings::Rings;
 use crate::{DeviceAttr, GidEntry, PortAttr, Qpn, VerbsError, cm};
 
@@ -23,7 +24,7 @@ pub const DEFAULT_SOCKET: &str = "/run/ferroce/ferroced.sock";
 pub struct Context(pub(crate) Arc<ContextInner>);
 
 pub(crate) struct ContextInner {
-    endpoint: Arc<dyn Endpoint>,
+    pub(crate) endpoint: Arc<dyn Endpoint>,
     /// [`Endpoint::is_polled`], asked once: the data path looks at it.
     pub(crate) polled: bool,
     /// Who opened it.
@@ -31,8 +32,8 @@ pub(crate) struct ContextInner {
     device: DeviceAttr,
     session: u32,
     pub(crate) rings: Mutex<Rings>,
-    /// The daemon has this process's memory: [`crate::ProcessRegion`].
-    pub(crate) process_attached: Mutex<bool>,
+    /// For [`crate::ProcessRegion`].
+    pub(crate) own_process: OwnProcess,
     pub(crate) events: Arc<Events>,
     source: EventSource,
     pub(crate) cm: Mutex<cm::Registry>,
@@ -83,9 +84,8 @@ impl Context {
         let socket = fds.into_iter().next().ok_or(unexpected)?;
         let source = EventSource::new(socket, watched, &events)?;
         let polled = endpoint.is_polled();
-        let (rings, process_attached, cm) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let inner =
-            ContextInner { endpoint, polled, process, device, session, rings, process_attached, events, source, cm };
+        let (rings, own_process, cm) = (Mutex::default(), OwnProcess::default(), Mutex::default());
+        let inner = ContextInner { endpoint, polled, process, device, session, rings, own_process, events, source, cm };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -290,6 +290,11 @@ impl RemoteObject {
     /// True once it was destroyed.
     pub(crate) fn is_released(&self) -> bool {
         self.destroy.is_none()
+    }
+
+    /// There is nothing to be destroyed any more.
+    pub(crate) fn forget(&mut self) {
+        self.destroy = None;
     }
 
     /// Destroys it, once. A child of its process only forgets it.

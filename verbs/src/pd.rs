@@ -6,6 +6,7 @@ use std::sync::Arc;
 use shm::control::Request;
 
 use crate::context::{ContextInner, RemoteObject};
+use crate::process_memory::KeptRegions;
 use crate::{Context, VerbsError};
 
 /// A protection domain (`ibv_pd`): QPs use the regions of their own domain only. A cheap handle.
@@ -13,6 +14,8 @@ use crate::{Context, VerbsError};
 pub struct ProtectionDomain(pub(crate) Arc<PdInner>);
 
 pub(crate) struct PdInner {
+    // First: regions go before their domain.
+    pub(crate) kept: KeptRegions,
     remote: RemoteObject,
     pub(crate) pd: u32,
 }
@@ -31,7 +34,7 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbsError> {
         let pd = self.0.call_for_handle(&Request::AllocPd, "AllocPd")?;
         let remote = RemoteObject::new(&self.0, Request::DeallocPd { pd });
-        Ok(ProtectionDomain(Arc::new(PdInner { remote, pd })))
+        Ok(ProtectionDomain(Arc::new(PdInner { kept: KeptRegions::default(), remote, pd })))
     }
 }
 
@@ -53,6 +56,7 @@ impl ProtectionDomain {
     /// [`VerbsError::Busy`] while QPs, SRQs, regions or other handles refer to it.
     pub fn dealloc(self) -> Result<(), VerbsError> {
         let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "protection domain" })?;
+        inner.kept.clear();
         inner.remote.release()
     }
 }

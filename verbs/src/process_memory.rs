@@ -1,38 +1,173 @@
-//! Regions of any memory of this process, without a pool: the engine reaches them by system calls.
+//! Regions of any memory of this process, without a pool.
 
 use std::fmt;
-use std::sync::Arc;
+use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use shm::control::{Reply, Request};
-use shm::process_memory::{OwnRange, ProcessMemory};
+use shm::control::{MrTier, Reply, Request};
+use shm::process_memory::{AtomicTurns, OwnRange, ProcessMemory};
 
 use crate::context::{ContextInner, RemoteObject};
 use crate::error::lock;
+use crate::mover::{Mover, Registered};
 use crate::pd::PdInner;
-use crate::{AccessFlags, ProtectionDomain, Sge, VerbsError};
+use crate::{AccessFlags, Context, ProtectionDomain, Sge, VerbsError};
+
+/// Regions of a domain that are kept registered for the next who wants the same.
+const KEPT_MAX: usize = 16;
+/// `EFAULT`.
+const EFAULT: i32 = 14;
+
+/// How far the engine's ways of reaching this process's memory may go (docs/memory.md). Each has the ones before as well.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum MemoryTiers {
+    /// System calls only.
+    Process,
+    /// What this process shares with others is mapped by the engine, too, where it has the right.
+    #[default]
+    Shared,
+    /// Private memory that is used a lot moves into a file that the engine maps. What this means for `fork`, `MADV_DONTNEED` and their
+    /// like must be known of the program: see docs/memory.md.
+    Moved,
+}
+
+/// No [`MemoryTiers`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is no setting of memory tiers: it is process, shared or moved")]
+pub struct NoTiers(String);
+
+impl FromStr for MemoryTiers {
+    type Err = NoTiers;
+
+    fn from_str(text: &str) -> Result<Self, NoTiers> {
+        match text {
+            "process" => Ok(Self::Process),
+            "shared" => Ok(Self::Shared),
+            "moved" => Ok(Self::Moved),
+            _ => Err(NoTiers(text.to_owned())),
+        }
+    }
+}
+
+/// How a region is reached, as [`ProcessRegion::query_use`] found it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryUse {
+    /// The highest tier that any of it has.
+    pub tier: MrTier,
+    /// Bytes of it that the engine maps.
+    pub mapped_bytes: u64,
+    /// Bytes that the engine has moved by system call since it was registered.
+    pub copied_bytes: u64,
+}
+
+/// What a session knows of its own process's memory.
+#[derive(Default)]
+pub(crate) struct OwnProcess {
+    /// Made when the daemon gets this process's memory.
+    own: Mutex<Option<Arc<ProcessMemory>>>,
+    tiers: Mutex<MemoryTiers>,
+    log: OnceLock<fn(&str)>,
+    pub(crate) mover: OnceLock<Option<Mover>>,
+    /// Held while regions are made and destroyed, and while a piece of one moves.
+    pub(crate) still: Mutex<()>,
+}
+
+impl OwnProcess {
+    pub(crate) fn tell(&self, sentence: impl FnOnce() -> String) {
+        if let Some(log) = self.log.get() {
+            log(&sentence());
+        }
+    }
+}
+
+impl Context {
+    /// How far the engine may go for regions that are registered from now on ([`ProtectionDomain::register_process_memory`]).
+    pub fn set_memory_tiers(&self, tiers: MemoryTiers) {
+        *lock(&self.0.process.tiers) = tiers;
+    }
+
+    /// Has somebody told of each region's tier, of memory that moves, and why it does not. Only the first call counts.
+    pub fn set_memory_log(&self, log: fn(&str)) {
+        let _ = self.0.process.log.set(log);
+    }
+}
 
 /// A registered range of this process's own memory (`ibv_mr`): its stack, heap, files, whatever it has. A cheap handle.
 ///
-/// Each packet costs the engine a system call more than in a [`crate::MemoryPool`], and its bytes one more copy; registering
-/// costs one message, whatever the length. Memory that is not mapped when it is needed fails the work request with
-/// `LOC_PROT_ERR`, the peer's with `REM_OP_ERR`. Atomics are atomic among all QPs of the device, not against this process's own
-/// instructions.
+/// Registering costs one message, whatever the length. How the engine reaches the bytes depends on what memory it is:
+/// [`MemoryTiers`], [`ProcessRegion::query_use`]. By system call, the rule, each packet costs it a call and a copy more than in a
+/// [`crate::MemoryPool`]. Memory that is not mapped when it is needed fails the work request with `LOC_PROT_ERR`, the peer's with
+/// `REM_OP_ERR`; only what the engine has mapped is reached for as long as it is registered. Atomics are atomic among all QPs of
+/// the device, not against this process's own instructions.
 #[derive(Clone)]
 pub struct ProcessRegion(Arc<Inner>);
 
 struct Inner {
     // First: a region goes before its domain.
     remote: RemoteObject,
+    keys: Keys,
+    range: OwnRange,
+    iova: u64,
+    access: AccessFlags,
+    /// For the mover, which has no handle to the region.
+    gone: Arc<AtomicBool>,
+    _registered: Registered,
+    pd: Arc<PdInner>,
+}
+
+#[derive(Clone, Copy)]
+struct Keys {
     lkey: u32,
     rkey: u32,
-    addr: u64,
-    length: u64,
-    _pd: Arc<PdInner>,
+}
+
+/// What a region was registered as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    range: OwnRange,
+    iova: u64,
+    access: AccessFlags,
+    tiers: MemoryTiers,
+}
+
+/// Regions that nobody has any more, registered anew under keys that nobody has yet, the latest last. They hold no memory: an
+/// engine finds at their addresses what is mapped there when it looks.
+#[derive(Default)]
+pub(crate) struct KeptRegions(Mutex<Vec<Kept>>);
+
+struct Kept {
+    kind: Kind,
+    keys: Keys,
+    remote: RemoteObject,
+}
+
+impl KeptRegions {
+    fn take(&self, kind: Kind) -> Option<Kept> {
+        let mut kept = lock(&self.0);
+        let at = kept.iter().rposition(|kept| kept.kind == kind)?;
+        Some(kept.remove(at))
+    }
+
+    fn put(&self, region: Kept) {
+        let mut kept = lock(&self.0);
+        let oldest = (kept.len() >= KEPT_MAX).then(|| kept.remove(0));
+        kept.push(region);
+        drop(kept);
+        // Without the lock: it takes a message.
+        drop(oldest);
+    }
+
+    pub(crate) fn clear(&self) {
+        let all = std::mem::take(&mut *lock(&self.0));
+        drop(all);
+    }
 }
 
 impl ProtectionDomain {
     /// Registers a range of this process's memory, whose first byte local and remote users know as `iova`: usually its own
-    /// address.
+    /// address. What was registered the same way before and deregistered by [`ProcessRegion::dereg`] costs no message.
     ///
     /// # Errors
     /// [`VerbsError::Refused`]: `EFAULT` if its first or last byte is not mapped, `EINVAL` for rights that don't go together,
@@ -45,54 +180,95 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<ProcessRegion, VerbsError> {
         let context = self.0.context();
-        attach(context)?;
-        let (addr, length) = (range.addr(), range.length());
-        let request = Request::RegProcessMemory { pd: self.0.pd, addr, iova, length, access };
+        let own = attach(context)?;
+        let kind = Kind { range, iova, access, tiers: *lock(&context.own_process.tiers) };
+        if let Some(Kept { keys, remote, .. }) = self.0.kept.take(kind) {
+            check_ends(&own, range)?;
+            return Ok(self.region(kind, keys, remote));
+        }
+        let (addr, length, share) = (range.addr(), range.length(), kind.tiers >= MemoryTiers::Shared);
+        let request = Request::RegProcessMemory { pd: self.0.pd, addr, iova, length, access, share };
+        let still = lock(&context.own_process.still);
         let Reply::Mr { lkey, rkey } = context.call(&request)? else {
             return Err(VerbsError::UnexpectedReply { request: "RegProcessMemory" });
         };
         let remote = RemoteObject::new(context, Request::DeregMr { lkey });
-        let addr = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { iova };
-        Ok(ProcessRegion(Arc::new(Inner { remote, lkey, rkey, addr, length, _pd: Arc::clone(&self.0) })))
+        let region = self.region(kind, Keys { lkey, rkey }, remote);
+        drop(still);
+        context.own_process.tell(|| match region.query_use() {
+            Ok(MemoryUse { tier, mapped_bytes, .. }) => format!(
+                "region of {length} bytes at {addr:#x}: tier {}, {mapped_bytes} bytes mapped by the engine",
+                tier.name()
+            ),
+            Err(error) => format!("region of {length} bytes at {addr:#x}: {error}"),
+        });
+        Ok(region)
+    }
+
+    fn region(&self, kind: Kind, keys: Keys, remote: RemoteObject) -> ProcessRegion {
+        let Kind { range, iova, access, tiers } = kind;
+        let gone = Arc::new(AtomicBool::new(false));
+        let context = self.0.context();
+        let registered = Registered::new(context, range);
+        if tiers == MemoryTiers::Moved {
+            Mover::watch(context, range, keys.lkey, &gone);
+        }
+        let pd = Arc::clone(&self.0);
+        ProcessRegion(Arc::new(Inner { remote, keys, range, iova, access, gone, _registered: registered, pd }))
     }
 }
 
-/// Hands the daemon this process's memory, once a session.
-fn attach(context: &Arc<ContextInner>) -> Result<(), VerbsError> {
-    use std::os::fd::AsFd;
-    let mut attached = lock(&context.process_attached);
-    if !*attached {
-        let own = ProcessMemory::open_own();
-        let own = own.map_err(|error| VerbsError::Os { call: "opening /proc/self/mem", error })?;
-        context.call_with(&Request::AttachProcess, &[own.as_fd()])?;
-        *attached = true;
+/// What the daemon looks at where there is a message.
+fn check_ends(own: &ProcessMemory, range: OwnRange) -> Result<(), VerbsError> {
+    let (addr, length) = (range.addr(), range.length());
+    if length == 0 {
+        return Ok(());
     }
-    Ok(())
+    let missing = [addr, addr + (length - 1)].into_iter().find(|&at| own.read(at, &mut [0]).is_err());
+    missing.map_or(Ok(()), |at| {
+        let message = format!("address {at:#x} is not mapped in the client's process");
+        Err(VerbsError::Refused { errno: EFAULT, message })
+    })
+}
+
+/// Hands the daemon this process's memory, once a session.
+fn attach(context: &Arc<ContextInner>) -> Result<Arc<ProcessMemory>, VerbsError> {
+    use std::os::fd::AsFd;
+    let mut attached = lock(&context.own_process.own);
+    if let Some(own) = &*attached {
+        return Ok(Arc::clone(own));
+    }
+    let os = |error| VerbsError::Os { call: "opening /proc/self/mem", error };
+    let fd = ProcessMemory::open_own().map_err(os)?;
+    context.call_with(&Request::AttachProcess, &[fd.as_fd()])?;
+    let own = ProcessMemory::adopt(fd, std::process::id(), AtomicTurns::default());
+    let own = Arc::new(own.map_err(|error| os(std::io::Error::other(error)))?);
+    Ok(Arc::clone(attached.insert(own)))
 }
 
 impl ProcessRegion {
     /// Key for SGEs.
     #[inline]
     pub fn lkey(&self) -> u32 {
-        self.0.lkey
+        self.0.keys.lkey
     }
 
     /// Key for peers.
     #[inline]
     pub fn rkey(&self) -> u32 {
-        self.0.rkey
+        self.0.keys.rkey
     }
 
     /// Address of its first byte, for SGEs and for peers.
     #[inline]
     pub fn addr(&self) -> u64 {
-        self.0.addr
+        if self.0.access.contains(AccessFlags::ZERO_BASED) { 0 } else { self.0.iova }
     }
 
     /// Bytes.
     #[inline]
     pub fn length(&self) -> u64 {
-        self.0.length
+        self.0.range.length()
     }
 
     /// The SGE for `length` bytes from `offset` of the region.
@@ -100,21 +276,67 @@ impl ProcessRegion {
     /// # Errors
     /// [`VerbsError::OutOfRange`].
     pub fn sge(&self, offset: u64, length: u32) -> Result<Sge, VerbsError> {
-        let limit = self.0.length;
+        let limit = self.length();
         match offset.checked_add(u64::from(length)) {
-            Some(end) if end <= limit => Ok(Sge { addr: self.0.addr + offset, length, lkey: self.0.lkey }),
+            Some(end) if end <= limit => Ok(Sge { addr: self.addr() + offset, length, lkey: self.lkey() }),
             _ => Err(VerbsError::OutOfRange { offset, length: u64::from(length), limit }),
         }
     }
 
-    /// Deregisters it: after that no engine touches the memory. Dropping the last handle does so too, without telling of a
-    /// failure.
+    /// Asks the engine how it reaches the region, and how much of it went by system call.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`] while other handles refer to it.
+    /// [`VerbsError::Call`].
+    pub fn query_use(&self) -> Result<MemoryUse, VerbsError> {
+        query_use(&self.0.remote.context, self.lkey())
+    }
+
+    /// Deregisters it: after that no engine touches the memory by its keys. Dropping the last handle does so too, without telling
+    /// of a failure. A few regions that were deregistered by this call stay known to the engine, under keys that nobody has.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`] while other handles or memory windows refer to it: then it stays, as long as its windows.
     pub fn dereg(self) -> Result<(), VerbsError> {
         let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "memory region" })?;
-        inner.remote.release()
+        let context = Arc::clone(&inner.remote.context);
+        let tiers = *lock(&context.own_process.tiers);
+        let still = lock(&context.own_process.still);
+        inner.gone.store(true, Release);
+        let reply = context.call(&Request::RenewMr { lkey: inner.keys.lkey });
+        drop(still);
+        match reply {
+            Ok(Reply::Mr { lkey, rkey }) => {
+                inner.remote.forget();
+                let Inner { range, iova, access, .. } = inner;
+                let remote = RemoteObject::new(&context, Request::DeregMr { lkey });
+                let kind = Kind { range, iova, access, tiers };
+                inner.pd.kept.put(Kept { kind, keys: Keys { lkey, rkey }, remote });
+                Ok(())
+            }
+            Ok(_) => {
+                inner.remote.forget();
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// How the engine reaches the region with a key.
+pub(crate) fn query_use(context: &ContextInner, lkey: u32) -> Result<MemoryUse, VerbsError> {
+    match context.call(&Request::QueryMr { lkey })? {
+        Reply::MrUse { tier, mapped_bytes, copied_bytes } => Ok(MemoryUse { tier, mapped_bytes, copied_bytes }),
+        _ => Err(VerbsError::UnexpectedReply { request: "QueryMr" }),
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // PAIRS WITH: the load of the mover, which has the lock when it looks.
+        if !self.gone.load(Acquire) {
+            let _still = lock(&self.remote.context.own_process.still);
+            self.gone.store(true, Release);
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct ProcessRange {
     pub(super) addr: u64,
     pub(super) iova: u64,
     pub(super) length: u64,
+    /// Map what is shared.
+    pub(super) share: bool,
 }
 
 /// Draws of a random key before the table is called full. It is at most half full: 64 failures in a row do not happen.
@@ -83,7 +85,7 @@ impl Control {
     ) -> Result<Reply, Refusal> {
         let pd_number = session.pd(pd)?;
         check_access(access)?;
-        let ProcessRange { addr, iova, length } = range;
+        let ProcessRange { addr, iova, length, share } = range;
         let Some(process) = &mut session.process else {
             return refuse(errno::EINVAL, "RegProcessMemory needs AttachProcess before it");
         };
@@ -99,7 +101,7 @@ impl Control {
         if let Some(at) = unmapped.filter(|_| length > 0) {
             return refuse(errno::EFAULT, format!("address {at:#x} is not mapped in the client's process"));
         }
-        let backing = Arc::new(Backing::Process(process.range(addr..end)));
+        let backing = Arc::new(Backing::Process(process.range(addr..end, share)));
         let entry = MrEntry::region(pd_number, access, iova..iova + length, backing, addr);
         let key = self.add_mr(shards, session, entry)?;
         session.add_mr(key, pd, None);
@@ -154,6 +156,26 @@ impl Control {
             memory.users -= 1;
         }
         Ok(Reply::Done)
+    }
+
+    /// Deregisters a region and, if that costs no memory, registers its range under a new key.
+    pub(super) fn renew_mr<S: Shards>(
+        &mut self,
+        shards: &mut S,
+        session: &mut Session,
+        key: u32,
+    ) -> Result<Reply, Refusal> {
+        let known = self.mrs.get(key).filter(|_| session.mrs.contains_key(&key)).cloned();
+        let pd = session.mrs.get(&key).map(|book| book.pd);
+        let reply = self.dereg_mr(shards, session, key)?;
+        let (Some(entry), Some(pd)) = (known, pd) else { unreachable!("it was deregistered") };
+        let Some(backing) = entry.backing.renew() else { return Ok(reply) };
+        let iova = entry.addr..entry.addr + entry.length;
+        let entry = MrEntry::region(entry.pd, AccessFlags(entry.access.0 & AccessFlags::ALL.0), iova, Arc::new(backing), entry.offset);
+        // At a limit it is gone, as was asked for.
+        let Ok(key) = self.add_mr(shards, session, entry) else { return Ok(reply) };
+        session.add_mr(key, pd, None);
+        Ok(Reply::Mr { lkey: key, rkey: key })
     }
 
     /// No window may be bound to a region that goes. While that is looked at, none can be.

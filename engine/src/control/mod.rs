@@ -314,6 +314,7 @@ impl Control {
             }
             Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
             Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
+            Request::RenewMr { lkey } => self.renew_mr(shards, session, lkey)?,
             Request::QueryMr { lkey } => self.query_mr(session, lkey)?,
             Request::MoveOpen { bytes } => session.move_open(fds.pop(), bytes)?,
             Request::MoveBegin { addr, length, scratch, offset } => {
@@ -322,8 +323,8 @@ impl Control {
             Request::MoveCopy => session.move_copy()?,
             Request::MoveAbandon => session.move_abandon()?,
             Request::AttachProcess => session.attach_process(fds.pop(), &self.turns, self.config.process_memory)?,
-            Request::RegProcessMemory { pd, addr, iova, length, access } => {
-                let range = memory::ProcessRange { addr, iova, length };
+            Request::RegProcessMemory { pd, addr, iova, length, access, share } => {
+                let range = memory::ProcessRange { addr, iova, length, share };
                 self.reg_process_memory(shards, session, pd, range, access)?
             }
             Request::DeregMr { lkey } => self.dereg_mr(shards, session, lkey)?,

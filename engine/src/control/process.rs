@@ -44,11 +44,12 @@ impl Process {
         &self.memory
     }
 
-    /// The memory at `range`, which ends at [`ADDRESS_END`] at the latest; what of it is shared is mapped.
-    pub(super) fn range(&mut self, range: Range<u64>) -> ProcessRange {
+    /// The memory at `range`, which ends at [`ADDRESS_END`] at the latest; if `share`, what of it is shared is
+    /// mapped.
+    pub(super) fn range(&mut self, range: Range<u64>, share: bool) -> ProcessRange {
         let mut pieces = Vec::new();
         let mut at = range.start;
-        for _ in 0..PIECES_MAX {
+        for _ in 0..if share { PIECES_MAX } else { 0 } {
             let Some(vma) = self.memory.mapping_at_or_above(at).filter(|vma| vma.start < range.end) else { break };
             if let Some(mapping) = self.map(&vma) {
                 let start = at.max(vma.start);

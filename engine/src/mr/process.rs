@@ -77,6 +77,12 @@ impl ProcessRange {
         Self { memory, range, shared, moved: OnceLock::new(), copied_bytes: AtomicU64::new(0) }
     }
 
+    /// The same range for another region, unless some of it is mapped here.
+    pub(crate) fn renew(&self) -> Option<Self> {
+        let is_plain = self.shared.is_empty() && self.moved.get().is_none();
+        is_plain.then(|| Self::new(Arc::clone(&self.memory), self.range.clone(), Vec::new()))
+    }
+
     /// The highest tier that any of it has, and how many of its bytes are not of tier 0.
     pub(crate) fn tier(&self) -> (MrTier, u64) {
         let shared: u64 = self.shared.iter().filter(|piece| !piece.mapping.is_broken()).map(|p| length(&p.range)).sum();

@@ -69,7 +69,7 @@ impl Memory {
 
 fn register(pair: &mut Pair, side: usize, addr: u64, length: u64) -> u32 {
     assert_eq!(attach(pair, side, vec![ProcessMemory::open_own().unwrap()]), Reply::Done);
-    let request = Request::RegProcessMemory { pd: pair.clients[side].pd, addr, iova: addr, length, access: ALL };
+    let request = Request::RegProcessMemory { pd: pair.clients[side].pd, addr, iova: addr, length, access: ALL, share: true };
     match pair.ask(side, request) {
         Reply::Mr { lkey, .. } => lkey,
         other => panic!("{other:?}"),
@@ -258,6 +258,30 @@ fn a_move_that_can_not_be_is_refused_and_changes_nothing() {
     assert_eq!(refused(pair.ask(0, Request::QueryMr { lkey: theirs.key })).0, 22, "another session's");
 }
 
+#[test]
+fn a_region_that_is_renewed_is_reached_by_its_new_key_only() {
+    let mut pair = Pair::new(Connect::default());
+    let (ours, theirs) = (Memory::new(&mut pair, 0), Memory::new(&mut pair, 1));
+    let Reply::Mr { lkey: key, .. } = pair.ask(1, Request::RenewMr { lkey: theirs.key }) else { panic!("no new key") };
+    assert_ne!(key >> 8, theirs.key >> 8);
+    let Reply::Mrs { mrs, .. } = pair.ask(1, Request::ListMrs { after: None }) else { panic!() };
+    assert_eq!((mrs.len(), mrs[1].addr, mrs[1].access), (2, theirs.addr(), ALL));
+    let renewed = Memory { key, mapping: theirs.mapping };
+    operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(0, 64), &renewed, 0);
+    assert_eq!(pair.failures(0), [done(7)]);
+    let old = Memory { key: theirs.key, mapping: renewed.mapping };
+    operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(0, 64), &old, 0);
+    assert_eq!(pair.failures(0), [failed(7, WcStatus::RemAccessErr, ErrorCause::NakRemoteAccess)]);
+    let renewed = Request::RenewMr { lkey: old.key };
+    assert!(matches!(pair.ask(1, renewed), Reply::Refused { errno: 22, .. }));
+    // Where a mapping would be kept, nothing is.
+    if nix::unistd::geteuid().is_root() {
+        let shared = Memory::shared(&mut pair, 1);
+        assert_eq!(pair.ask(1, Request::RenewMr { lkey: shared.key }), Reply::Done);
+        assert!(matches!(pair.ask(1, Request::QueryMr { lkey: shared.key }), Reply::Refused { errno: 22, .. }));
+    }
+}
+
 /// Every operation of side 0 on the memory of side 1.
 fn every_operation(pair: &mut Pair, ours: &Memory, theirs: &Memory) {
     let data = pattern(9001);
@@ -333,7 +357,7 @@ fn what_is_not_the_clients_memory_is_refused() {
     let mut pair = Pair::new(Connect::default());
     let pd = pair.clients[0].pd;
     let register = |pair: &mut Pair, addr: u64, length: u64| {
-        let request = Request::RegProcessMemory { pd, addr, iova: addr, length, access: ALL };
+        let request = Request::RegProcessMemory { pd, addr, iova: addr, length, access: ALL, share: true };
         match pair.ask(0, request) {
             Reply::Refused { errno, message } => format!("{errno}: {message}"),
             other => panic!("{other:?}"),
