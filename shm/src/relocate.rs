@@ -59,11 +59,11 @@ mod uffd {
 }
 
 /// A bare system call that returns an address or a length: libraries that watch over mappings replace libc's functions, and theirs
-/// take locks.
+/// take locks. Each argument is passed in full width: as a variadic one of half of it, the rest of its register is anything.
 macro_rules! bare {
     ($number:expr, $($argument:expr),*) => {
-        // SAFETY: the caller's, beside the call.
-        Errno::result(unsafe { libc::syscall($number, $($argument),*) })
+        // SAFETY: beside each call.
+        Errno::result(unsafe { libc::syscall($number, $($argument as libc::c_long),*) })
     };
 }
 
@@ -349,7 +349,9 @@ fn ask(socket: RawFd, request: &[u8], expected: &[u8]) -> bool {
         // The buffer is ours, and as long as we say.
         match bare!(libc::SYS_recvfrom, socket, answer.as_mut_ptr(), answer.len(), 0, null, null) {
             Err(Errno::EINTR) => {}
-            Ok(length) => return usize::try_from(length).ok().and_then(|length| answer.get(..length)) == Some(expected),
+            Ok(length) => {
+                return usize::try_from(length).ok().and_then(|length| answer.get(..length)) == Some(expected);
+            }
             Err(_) => return false,
         }
     }
@@ -471,5 +473,7 @@ pub fn block_signals() -> Result<()> {
 
 /// Why no memory moves here, in a sentence.
 pub fn explain(error: &Error) -> String {
-    format!("memory can't be moved: {error} (userfaultfd needs vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd)")
+    format!(
+        "memory can't be moved: {error} (userfaultfd needs vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd)"
+    )
 }

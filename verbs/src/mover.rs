@@ -116,9 +116,11 @@ impl Drop for Mover {
 /// Looks at the candidates in turns until the session ends.
 fn run(relocator: &Relocator, candidates: &Mutex<Vec<Candidate>>, context: &Weak<ContextInner>) {
     loop {
-        match lock(candidates).is_empty() {
-            true => thread::park(),
-            false => thread::park_timeout(TICK),
+        let has_some = !lock(candidates).is_empty();
+        if has_some {
+            thread::park_timeout(TICK);
+        } else {
+            thread::park();
         }
         let Some(context) = context.upgrade().filter(|context| !context.events.is_dead()) else { return };
         // In turns: those that stay candidates go to the end.
@@ -144,7 +146,11 @@ fn run(relocator: &Relocator, candidates: &Mutex<Vec<Candidate>>, context: &Weak
 }
 
 /// Moves what can be moved of a region, and tells how it went.
-fn move_region(relocator: &Relocator, context: &Arc<ContextInner>, candidate: &Candidate) -> Result<String, VerbsError> {
+fn move_region(
+    relocator: &Relocator,
+    context: &Arc<ContextInner>,
+    candidate: &Candidate,
+) -> Result<String, VerbsError> {
     let os = |call| move |error| VerbsError::Os { call, error };
     let start = Instant::now();
     let mut pieces = relocator.pieces(candidate.range).map_err(os("reading /proc/self/maps"))?;

@@ -171,7 +171,13 @@ impl Control {
         let (Some(entry), Some(pd)) = (known, pd) else { unreachable!("it was deregistered") };
         let Some(backing) = entry.backing.renew() else { return Ok(reply) };
         let iova = entry.addr..entry.addr + entry.length;
-        let entry = MrEntry::region(entry.pd, AccessFlags(entry.access.0 & AccessFlags::ALL.0), iova, Arc::new(backing), entry.offset);
+        let entry = MrEntry::region(
+            entry.pd,
+            AccessFlags(entry.access.0 & AccessFlags::ALL.0),
+            iova,
+            Arc::new(backing),
+            entry.offset,
+        );
         // At a limit it is gone, as was asked for.
         let Ok(key) = self.add_mr(shards, session, entry) else { return Ok(reply) };
         session.add_mr(key, pd, None);

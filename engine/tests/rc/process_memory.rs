@@ -69,7 +69,8 @@ impl Memory {
 
 fn register(pair: &mut Pair, side: usize, addr: u64, length: u64) -> u32 {
     assert_eq!(attach(pair, side, vec![ProcessMemory::open_own().unwrap()]), Reply::Done);
-    let request = Request::RegProcessMemory { pd: pair.clients[side].pd, addr, iova: addr, length, access: ALL, share: true };
+    let request =
+        Request::RegProcessMemory { pd: pair.clients[side].pd, addr, iova: addr, length, access: ALL, share: true };
     match pair.ask(side, request) {
         Reply::Mr { lkey, .. } => lkey,
         other => panic!("{other:?}"),
