@@ -8,6 +8,7 @@ use ferroce::DEFAULT_SOCKET;
 
 use crate::cm_rate;
 use crate::error::{PerfError, Result};
+use crate::memory::MemoryKind;
 use crate::params::{Connection, DATAGRAM_BYTES_MAX, LATENCY_CQ_MOD, Metric, Params, Stop, Test, Verb};
 
 /// Largest size of `-a`: 8 MiB.
@@ -161,6 +162,9 @@ pub(crate) struct RunArgs {
     /// Fastest that each QP sends, such as 5Gbps
     #[arg(long, value_name = "RATE")]
     pub(crate) rate: Option<String>,
+    /// Memory that messages are sent from and received to, on both sides
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) memory: MemoryKind,
     /// Index of our GID
     #[arg(short = 'x', long, default_value_t = 0)]
     pub(crate) gid_index: u8,
@@ -187,6 +191,9 @@ pub(crate) struct RegMrArgs {
     /// Bytes of the region, with K, M or G
     #[arg(short, long, value_parser = parse_memory, default_value = "1G")]
     pub(crate) size: u64,
+    /// Which memory
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) memory: MemoryKind,
     /// Times to register it
     #[arg(short = 'n', long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) iters: u32,
@@ -316,6 +323,7 @@ impl RunArgs {
             outstanding: self.outs,
             cc: self.cc.clone(),
             rate: self.rate.clone(),
+            memory: self.memory,
         };
         params.check()?;
         Ok(params)

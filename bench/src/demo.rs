@@ -15,6 +15,7 @@ use ferroce::{
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{PerfError, Result, io_error};
+use crate::memory::MemoryKind;
 use crate::params::{Connection, Params, Stop, Test, Verb};
 use crate::single_thread;
 use crate::stats::gbit_per_s;
@@ -261,5 +262,6 @@ fn params(test: Test, size: u32) -> Params {
         outstanding: 16,
         cc: None,
         rate: None,
+        memory: MemoryKind::Pool,
     }
 }

@@ -7,6 +7,7 @@ use ferroce::Context;
 use crate::error::Result;
 use crate::link::Link;
 use crate::machine::memory_bytes;
+use crate::memory::MemoryKind;
 use crate::pair::Engine;
 use crate::params::{Connection, Params, Stop, Test, Verb};
 use crate::report::{IdleQps, Rounds};
@@ -39,6 +40,7 @@ fn params(count: u32) -> Params {
         outstanding: 16,
         cc: None,
         rate: None,
+        memory: MemoryKind::Pool,
     }
 }
 

@@ -20,6 +20,7 @@ mod idle;
 mod latency;
 mod link;
 mod machine;
+mod memory;
 mod micro;
 mod pair;
 mod params;

@@ -9,6 +9,7 @@ use shm::layout::MAX_INLINE;
 use wire::PathMtu;
 
 use crate::error::{PerfError, Result};
+use crate::memory::MemoryKind;
 
 /// Smallest area that messages of a QP go through, as in perftest: small messages don't all hit one cache line.
 const FOOTPRINT_BYTES_MIN: u32 = 4096;
@@ -162,6 +163,8 @@ pub(crate) struct Params {
     pub(crate) cc: Option<String>,
     /// Bits a second that a QP may send, with its unit.
     pub(crate) rate: Option<String>,
+    /// The memory of both sides.
+    pub(crate) memory: MemoryKind,
 }
 
 fn check<T: PartialOrd + fmt::Display>(name: &'static str, value: T, range: &RangeInclusive<T>) -> Result<()> {
@@ -310,6 +313,7 @@ pub(crate) mod tests {
             outstanding: 16,
             cc: None,
             rate: None,
+            memory: MemoryKind::Pool,
         }
     }
 

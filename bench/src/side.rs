@@ -2,12 +2,13 @@
 
 use ferroce::exchange::{self, ConnectionInfo};
 use ferroce::{
-    AccessFlags, AddressHandle, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, MemoryPool, MemoryRegion,
-    PageSize, ProtectionDomain, QpCap, QpInit, Qpn, QueuePair, Sge,
+    AccessFlags, AddressHandle, AhAttr, CompletionQueue, ConnectAttr, Context, CqInit, ProtectionDomain, QpCap, QpInit,
+    Qpn, QueuePair, Sge,
 };
 use wire::PathMtu;
 
 use crate::error::{PerfError, Result};
+use crate::memory::Memory;
 use crate::params::{Connection, Metric, Params, Verb};
 use crate::patience::Patience;
 
@@ -51,7 +52,7 @@ pub(crate) struct Side {
     // Before their CQ and memory.
     pub(crate) lanes: Vec<Lane>,
     pub(crate) cq: CompletionQueue,
-    pub(crate) region: MemoryRegion,
+    pub(crate) region: Memory,
     pd: ProtectionDomain,
     pub(crate) context: Context,
     pub(crate) params: Params,
@@ -70,9 +71,8 @@ impl Side {
         let cq = context.create_cq(&CqInit { cqe, ..CqInit::default() })?;
         let footprint = u64::from(params.footprint());
         let bytes = u64::from(params.qps) * 2 * footprint;
-        let pool = MemoryPool::new(context, bytes, PageSize::Base)?;
         let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
-        let region = pool.register_all(&pd, rights | AccessFlags::REMOTE_ATOMIC)?;
+        let region = Memory::new(context, &pd, params.memory, bytes, rights | AccessFlags::REMOTE_ATOMIC)?;
         let cap = QpCap {
             max_send_wr: params.tx_depth,
             max_recv_wr: params.rx_depth,
@@ -98,7 +98,8 @@ impl Side {
                 let limit: Vec<_> = params.rate.iter().map(|rate| ("rate_limit", rate.as_str())).collect();
                 qp.set_congestion(params.cc.as_deref(), &limit)?;
             }
-            let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?.with_region(&region);
+            let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?;
+            (local.rkey, local.addr, local.length) = (region.rkey(), region.addr(), region.length());
             if let Some(mtu) = params.mtu.and_then(PathMtu::from_bytes) {
                 local.path_mtu = local.path_mtu.min(mtu);
             }

@@ -71,7 +71,7 @@ impl Bed {
     }
 
     fn run(&self, wr: &SendWr<'_>) -> WorkCompletion {
-        self.a.qp.post_send(&wr.clone().signaled()).unwrap();
+        self.a.qp.post_send(&(*wr).signaled()).unwrap();
         self.a.any_completion()
     }
 
@@ -127,7 +127,7 @@ impl Map {
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset + 8 <= self.1);
         // SAFETY: inside the mapping and aligned; all use of the word is atomic.
-        unsafe { AtomicU64::from_ptr(self.0.add(offset).cast()) }
+        unsafe { AtomicU64::from_ptr(self.0.wrapping_add(offset).cast()) }
     }
 }
 
@@ -343,14 +343,14 @@ fn let_move(bed: &Bed) -> bool {
         println!("{line}");
         LOG.lock().unwrap().push(line.to_owned());
     });
-    let may = shm_may_move();
+    let may = may_move();
     if !may {
         println!("userfaultfd is not allowed here: memory stays where it is");
     }
     may
 }
 
-fn shm_may_move() -> bool {
+fn may_move() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
@@ -558,7 +558,7 @@ fn what_an_allocator_has_moved_can_grow_and_be_freed() {
 fn memory_of_a_page_fault_handler_is_an_error_and_never_waited_for() {
     let _alone = ONE_AT_A_TIME.lock();
     let bed = Bed::new();
-    if !shm_may_move() {
+    if !may_move() {
         return;
     }
     let map = Map::new(4 * PAGE, MapFlags::MAP_PRIVATE).unwrap();

@@ -14,6 +14,7 @@
 //! * [`fork`]: telling a process from its children.
 //! * [`clock`]: the engine's clock, read by its clients.
 //! * [`process_memory`]: any memory of a client's process, by system calls.
+//! * [`own_memory`]: a process's own memory, to be registered without unsafe code.
 //! * [`relocate`]: private memory of a client's process moves into a file that both map.
 //! * [`copy_crc`]: payload copies that fold the bytes into an ICRC on the way.
 //! * [`segment`]: blocks for rings out of a few large mappings.
@@ -33,6 +34,7 @@ pub mod guarded;
 pub mod inode;
 pub mod layout;
 pub mod mapping;
+pub mod own_memory;
 pub mod process_memory;
 pub mod qos;
 pub mod relocate;

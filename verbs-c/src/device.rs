@@ -204,6 +204,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         // SAFETY: the caller's promise.
         let known = unsafe { object(device) }.ok_or(entry::INVALID)?;
         let context = Context::connect(&known.socket)?;
+        crate::memory::set_tiers(&context);
         Ok(ContextObject::open(device, context))
     })
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ferroce::{AccessFlags, OwnRange, ProcessRegion, ProtectionDomain};
+use ferroce::{AccessFlags, Context, MemoryTiers, OwnRange, ProcessRegion, ProtectionDomain};
 use nix::errno::Errno;
 use nix::sys::mman::{MmapAdvise, madvise};
 
@@ -19,6 +19,10 @@ const OPTIONAL_ACCESS: c_uint = 0x3ff0_0000;
 const ACCESS_HUGETLB: c_uint = 1 << 7;
 /// Regions without pinned pages. Ours have none either way, but the capability bits of the header stand for more.
 const ACCESS_ON_DEMAND: c_uint = 1 << 6;
+/// Says how far the engine may go to reach a program's memory: `process`, `shared` or `moved`.
+const TIERS_VARIABLE: &str = "FERROCE_MEMORY_TIERS";
+/// What is told on standard error, separated by commas: of `memory`, each region's tier, and what moves.
+const LOG_VARIABLE: &str = "FERROCE_LOG";
 /// Smallest page.
 const PAGE_BYTES: usize = 4096;
 
@@ -62,6 +66,19 @@ struct MrObject {
     access: c_uint,
     region: ProcessRegion,
     _pd: InUse,
+}
+
+/// Sets for a new session what the environment says of memory. A value that means nothing is told, and changes nothing.
+pub(crate) fn set_tiers(context: &Context) {
+    if let Ok(text) = std::env::var(TIERS_VARIABLE) {
+        match text.parse::<MemoryTiers>() {
+            Ok(tiers) => context.set_memory_tiers(tiers),
+            Err(error) => eprintln!("ferroce: {TIERS_VARIABLE}: {error}"),
+        }
+    }
+    if std::env::var(LOG_VARIABLE).is_ok_and(|topics| topics.split(',').any(|topic| topic == "memory")) {
+        context.set_memory_log(|line| eprintln!("ferroce: {line}"));
+    }
 }
 
 /// A new protection domain.

@@ -103,6 +103,7 @@ pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};
 pub use shm::control::{AsyncEvent, CallError};
 pub use shm::layout::Sge;
 pub use shm::mapping::{MapError, PageSize};
+pub use shm::own_memory::OwnMemory;
 pub use shm::process_memory::OwnRange;
 pub use wire::{Gid, PathMtu, Psn, Qpn};
 
