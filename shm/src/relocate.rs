@@ -285,12 +285,12 @@ impl Window<'_> {
         // Beyond this point: bare system calls only.
         let outcome = self.exchange(socket.as_raw_fd(), request, done);
         self.wake();
-        drop(lock);
+        // The pages are there again.
         if outcome.is_ok() {
             self.is_armed = false;
             let _ = bare!(libc::SYS_munmap, self.scratch, self.length);
             self.file.used += self.length;
-            at_fork::note(self.from, self.length, self.file);
+            lock.note(self.from, self.length, self.file);
         }
         outcome
     }
@@ -444,20 +444,20 @@ mod at_fork {
         });
     }
 
-    /// Remembers a piece for children to come; forgets those that the program has unmapped.
-    pub(super) fn note(from: u64, length: u64, file: &MoveFile) {
-        let _lock = lock();
-        let Ok(mut moved) = MOVED.lock() else { return };
-        let identity = file.identity;
-        match moved.last_mut() {
-            Some(last) if last.identity == identity && last.range.end == from => last.range.end += length,
-            _ => {
-                if let Ok(maps) = Maps::open_own() {
-                    moved.retain(|old| of_file(&maps, &old.range, old.identity).next().is_some());
-                }
-                if let Ok(file) = file.fd.try_clone() {
-                    moved.push(Moved { range: from..from + length, file, identity });
-                }
+    impl Lock {
+        /// Remembers a piece for children to come; forgets those that the program has unmapped.
+        pub(super) fn note(&self, from: u64, length: u64, file: &MoveFile) {
+            let Ok(mut moved) = MOVED.lock() else { return };
+            let identity = file.identity;
+            if let Some(last) = moved.last_mut().filter(|last| last.identity == identity && last.range.end == from) {
+                last.range.end += length;
+                return;
+            }
+            if let Ok(maps) = Maps::open_own() {
+                moved.retain(|old| of_file(&maps, &old.range, old.identity).next().is_some());
+            }
+            if let Ok(file) = file.fd.try_clone() {
+                moved.push(Moved { range: from..from + length, file, identity });
             }
         }
     }
