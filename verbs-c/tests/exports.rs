@@ -108,7 +108,7 @@ int main(void) {
   if (my_rdma_create_event_channel() || errno != ENODEV) return 2;
   if (my_rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) != -1 || errno != ENODEV) return 3;
   if (my_rdma_create_id(NULL, &id, NULL, RDMA_PS_IPOIB) != -1 || errno != EOPNOTSUPP) return 4;
-  if (my_rsocket(AF_INET, SOCK_STREAM, 0) != -1 || errno != ENOSYS) return 5;
+  if (my_rsocket(AF_INET, SOCK_STREAM, 0) != -1 || errno != ENODEV) return 5;
   struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *found;
   if (my_rdma_getaddrinfo("10.0.0.1", "7471", &hints, &found) || found->ai_dst_addr) return 6;
   printf("%s %d\n", my_rdma_event_str(RDMA_CM_EVENT_ESTABLISHED),

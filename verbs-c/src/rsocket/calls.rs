@@ -15,7 +15,7 @@ use super::options::{self, Asked, Options};
 use super::socket::{self, Inner, Patience, Phase, Socket};
 use super::vectors::{self, Vectors};
 use super::{close, connect, iomap, poll, transfer};
-use crate::cm::address;
+use crate::cm::{address, devices};
 use crate::entry::{self, Failure};
 
 /// For calls that return a count of bytes.
@@ -33,6 +33,9 @@ unsafe fn give(addr: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) -> R
     // SAFETY: the caller's promise.
     let length = unsafe { length.as_mut() }.ok_or(Failure(libc::EFAULT))?;
     let bytes = whole.min(*length) as usize;
+    if to.is_null() && bytes > 0 {
+        return Err(Errno::EFAULT.into());
+    }
     // SAFETY: as many bytes as both have.
     unsafe { (&raw const storage).cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes) };
     *length = whole;
@@ -65,7 +68,7 @@ unsafe fn take(addr: *const sockaddr, length: socklen_t) -> Result<SocketAddr, F
 /// A new socket: `AF_INET` or `AF_INET6`, `SOCK_STREAM`, which may carry `SOCK_NONBLOCK`.
 ///
 /// # Errors
-/// `EAFNOSUPPORT`; `EPROTONOSUPPORT` for datagrams and other protocols than TCP.
+/// `EAFNOSUPPORT`; `EPROTONOSUPPORT` for datagrams and other protocols than TCP; `ENODEV` if no daemon answers.
 #[unsafe(export_name = "ferroce_rsocket")]
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     entry::number(|| {
@@ -76,6 +79,8 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         if kind & !flags != libc::SOCK_STREAM || ![0, libc::IPPROTO_TCP].contains(&protocol) {
             return Err(Errno::EPROTONOSUPPORT.into());
         }
+        // Programs that would do without RDMA (librspreload) ask for another kind of socket then.
+        devices::all()?;
         let socket = Socket::new(domain, Options::default(), Phase::Idle)?;
         socket.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
         Ok(socket.publish())
@@ -379,9 +384,6 @@ pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, length
             _ => None,
         });
         let peer = peer.ok_or(Failure::from(Errno::ENOTCONN))?;
-        if addr.is_null() {
-            return Err(Errno::EFAULT.into());
-        }
         // SAFETY: the caller's promise.
         unsafe { give(peer, addr, length) }?;
         Ok(0)
@@ -400,9 +402,6 @@ pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, length
             if socket.domain == libc::AF_INET6 { ([0_u16; 8], 0).into() } else { ([0_u8; 4], 0).into() }
         };
         let local = socket.with(|inner| inner.addresses().0).unwrap_or_else(none);
-        if addr.is_null() {
-            return Err(Errno::EFAULT.into());
-        }
         // SAFETY: the caller's promise.
         unsafe { give(local, addr, length) }?;
         Ok(0)

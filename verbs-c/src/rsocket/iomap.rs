@@ -6,17 +6,20 @@ use ferroce::{AccessFlags, OwnRange};
 use nix::errno::Errno;
 use nix::libc;
 
-use super::socket::{Inner, Socket};
-use super::stream::Stream;
+use super::socket::{Inner, Phase, Socket};
+use super::stream::{Mapping, Stream};
 use super::wire::{IomapEntry, RemoteBuffer};
 use crate::entry::{self, Failure};
 
 /// Stands for an offset that is chosen here: the buffer's address.
 const ANY_OFFSET: i64 = -1;
 
+/// The connection, also if the peer has not confirmed it yet.
 fn stream(inner: &mut Inner) -> Result<&mut Stream, Failure> {
-    let connection = inner.connection().unwrap_or(Err(Errno::ENOTCONN.into()))?;
-    if connection.stream.is_ended() { Err(Errno::ENOTCONN.into()) } else { Ok(&mut connection.stream) }
+    match &mut inner.phase {
+        Phase::Connected(connection) if !connection.stream.is_ended() => Ok(&mut connection.stream),
+        _ => Err(Errno::ENOTCONN.into()),
+    }
 }
 
 /// `riomap`: the offset that the peer knows the buffer by, from the next data on that it receives.
@@ -75,9 +78,9 @@ fn free_index(stream: &Stream) -> Result<u16, Failure> {
 /// `EINVAL` if there is no such mapping.
 pub(super) fn unmap(socket: &Socket, buffer: *mut c_void, bytes: usize) -> Result<(), Failure> {
     socket.change(|inner| {
-        let connection = inner.connection().unwrap_or(Err(Errno::ENOTCONN.into()))?;
+        let Phase::Connected(connection) = &mut inner.phase else { return Err(Errno::ENOTCONN.into()) };
         let stream = &mut connection.stream;
-        let wanted = |mapping: &super::stream::Mapping| mapping.addr == buffer.addr() && mapping.bytes == bytes;
+        let wanted = |mapping: &Mapping| mapping.addr == buffer.addr() && mapping.bytes == bytes;
         let at = stream.mappings.iter().position(wanted).ok_or(entry::INVALID)?;
         let mapping = stream.mappings.swap_remove(at);
         if let Some(index) = mapping.index {

@@ -347,7 +347,9 @@ impl Inner {
                 // Writing would say at once that it can't be.
                 ready.set(output, (connection.established && stream.can_send()) || stream.is_write_closed());
                 ready.set(PollFlags::from_bits_retain(nix::libc::POLLRDHUP), stream.is_read_closed());
-                ready.set(PollFlags::POLLHUP, stream.is_ended() || (stream.is_read_closed() && stream.write_shut));
+                // What has come before the end is to be read before it.
+                let is_over = stream.is_ended() || (stream.is_read_closed() && stream.write_shut);
+                ready.set(PollFlags::POLLHUP, is_over && stream.unread() == 0);
                 ready.set(PollFlags::POLLERR, stream.error.is_some());
             }
         }
