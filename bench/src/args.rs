@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use ferroce::DEFAULT_SOCKET;
+use ferroce::{DEFAULT_SOCKET, RecoveryPolicy};
 
 use crate::cm_rate;
 use crate::error::{PerfError, Result};
@@ -147,6 +147,9 @@ pub(crate) struct RunArgs {
     /// Post messages of up to so many bytes inline [default: 0 for _bw, 220 for _lat]
     #[arg(short = 'I', long, visible_alias = "inline_size", value_name = "BYTES")]
     pub(crate) inline: Option<u32>,
+    /// How lost packets are made up for: gbn, sr or hybrid; RC only [default: as the daemon has it]
+    #[arg(long, value_name = "POLICY", value_parser = parse_recovery)]
+    pub(crate) recovery: Option<RecoveryPolicy>,
     /// Both sides send
     #[arg(short, long)]
     pub(crate) bidirectional: bool,
@@ -320,6 +323,7 @@ impl RunArgs {
             inline: self.inline.unwrap_or(default_inline),
             bidirectional: self.bidirectional,
             mtu: self.mtu,
+            recovery: self.recovery,
             outstanding: self.outs,
             cc: self.cc.clone(),
             rate: self.rate.clone(),
@@ -328,6 +332,10 @@ impl RunArgs {
         params.check()?;
         Ok(params)
     }
+}
+
+fn parse_recovery(text: &str) -> std::result::Result<RecoveryPolicy, String> {
+    RecoveryPolicy::from_name(text).ok_or_else(|| "gbn, sr and hybrid are possible".to_owned())
 }
 
 impl Command {

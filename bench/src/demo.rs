@@ -259,6 +259,7 @@ fn params(test: Test, size: u32) -> Params {
         inline: 0,
         bidirectional: false,
         mtu: None,
+        recovery: None,
         outstanding: 16,
         cc: None,
         rate: None,

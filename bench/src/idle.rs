@@ -37,6 +37,7 @@ fn params(count: u32) -> Params {
         inline: 0,
         bidirectional: false,
         mtu: None,
+        recovery: None,
         outstanding: 16,
         cc: None,
         rate: None,

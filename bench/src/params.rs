@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use shm::attr::RecoveryPolicy;
 use shm::layout::MAX_INLINE;
 use wire::PathMtu;
 
@@ -157,6 +158,8 @@ pub(crate) struct Params {
     pub(crate) bidirectional: bool,
     /// Path MTU asked for, bytes; `None` = what both ports have.
     pub(crate) mtu: Option<u32>,
+    /// How lost packets are made up for; `None` = as the daemon has it.
+    pub(crate) recovery: Option<RecoveryPolicy>,
     /// READs and atomics of a QP under way at most.
     pub(crate) outstanding: u8,
     /// Congestion control of the QPs; `None` = their ports'.
@@ -233,6 +236,9 @@ impl Params {
 
     /// What each service can do (IBTA table 51).
     fn check_connection(&self) -> Result<()> {
+        if self.connection != Connection::Rc && self.recovery.is_some_and(RecoveryPolicy::is_selective) {
+            return Err(PerfError::Conflict("--recovery: sr and hybrid are of RC only"));
+        }
         match (self.connection, self.test.verb) {
             (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write) => Ok(()),
             (Connection::Uc, _) => Err(PerfError::Conflict("-c UC: it has SEND and WRITE, no READ and no atomics")),
@@ -310,6 +316,7 @@ pub(crate) mod tests {
             inline: 0,
             bidirectional: false,
             mtu: None,
+            recovery: None,
             outstanding: 16,
             cc: None,
             rate: None,

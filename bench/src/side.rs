@@ -98,6 +98,7 @@ impl Side {
                 let limit: Vec<_> = params.rate.iter().map(|rate| ("rate_limit", rate.as_str())).collect();
                 qp.set_congestion(params.cc.as_deref(), &limit)?;
             }
+            params.recovery.map_or(Ok(()), |policy| qp.set_recovery(policy))?;
             let mut local = ConnectionInfo::new(&qp, exchange::random_psn(), &attr)?;
             (local.rkey, local.addr, local.length) = (region.rkey(), region.addr(), region.length());
             if let Some(mtu) = params.mtu.and_then(PathMtu::from_bytes) {

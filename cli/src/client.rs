@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use shm::ABI_VERSION;
-use shm::attr::{DeviceAttr, GidEntry, PortAttr};
+use shm::attr::{DeviceAttr, GidEntry, PortAttr, RecoveryPolicy};
 use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::post_mortem::{PostMortem, PostMortemSummary};
 use shm::control::{CallError, Endpoint, MrSummary, QpDetail, QpSummary, Reply, Request, SessionSummary, Stats};
@@ -209,6 +209,14 @@ impl Client {
         match self.call(request)? {
             Reply::Congestion(report) => Ok(*report),
             _ => Err(ClientError::Unexpected("congestion control")),
+        }
+    }
+
+    /// Changes how a QP makes up for lost packets.
+    pub(crate) fn set_recovery(&self, qpn: u32, policy: RecoveryPolicy) -> Result<(), ClientError> {
+        match self.call(&Request::SetRecovery { qpn, policy })? {
+            Reply::Done => Ok(()),
+            _ => Err(ClientError::Unexpected("set recovery")),
         }
     }
 

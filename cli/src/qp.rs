@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::Value;
-use shm::attr::{AhAttr, QpAttr, QpCap};
+use shm::attr::{AhAttr, QpAttr, QpCap, RecoveryPolicy};
 use shm::control::{QpDetail, QpSummary};
 use wire::{AckTimeout, PathMtu, Qpn, RnrTimer};
 
@@ -27,6 +27,16 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
+    /// Changes a queue pair of RC that there is, at once.
+    #[command(after_help = "Example: ferroce qp set 0x000027 --recovery hybrid")]
+    Set {
+        /// The queue pair: a number such as 39 or 0x27.
+        #[arg(value_name = "QPN", value_parser = parse_qpn)]
+        qpn: u32,
+        /// How lost packets are made up for: gbn, sr or hybrid. The last two need a peer that does one of them too.
+        #[arg(long, value_name = "POLICY", value_parser = parse_recovery)]
+        recovery: RecoveryPolicy,
+    },
     /// Why queue pairs broke by themselves, even if they or their clients are gone: the newest ones, or one in full.
     #[command(after_help = "Example: ferroce qp why 0x000027")]
     Why {
@@ -48,6 +58,10 @@ pub(crate) fn parse_qpn(text: &str) -> Result<u32, String> {
     }
 }
 
+fn parse_recovery(text: &str) -> Result<RecoveryPolicy, String> {
+    RecoveryPolicy::from_name(text).ok_or_else(|| "gbn, sr and hybrid are possible".to_owned())
+}
+
 const HEADER: [&str; 10] =
     ["QPN", "TYPE", "STATE", "SESSION", "PID", "SHARD", "DEST_QPN", "PEER", "MTU", "OUTSTANDING"];
 const NUMERIC: [usize; 5] = [3, 4, 5, 8, 9];
@@ -62,7 +76,14 @@ pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write
     if let Some(Action::Why { qpn }) = args.action {
         return why::run(client, qpn, json, out);
     }
-    match args.qpn {
+    let shown = match args.action {
+        Some(Action::Set { qpn, recovery }) => {
+            client.set_recovery(qpn, recovery)?;
+            Some(qpn)
+        }
+        _ => args.qpn,
+    };
+    match shown {
         None => {
             let qps = client.qps()?;
             if json {

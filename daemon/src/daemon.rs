@@ -85,6 +85,7 @@ impl Daemon {
             limits: config.limits.clone(),
             transport: config.transport,
             congestion: config.congestion.clone(),
+            recovery: config.recovery,
             process_memory: config.process_memory,
             qos: config.qos,
             ..crate::embedded::engine_config(&config.device)

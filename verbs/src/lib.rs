@@ -96,7 +96,7 @@ pub use xrc::{XrcDomain, XrcReceiver, XrcdInit};
 
 pub use shm::attr::{
     AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, NetworkHeader, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpState, QpType, SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
+    QpState, QpType, RecoveryPolicy, SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
 pub use shm::clock::DeviceClock;
 pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};

@@ -85,7 +85,9 @@ impl Mover {
             } else {
                 Self::start(context).map_err(|error| relocate::explain(&error))
             };
-            started.inspect_err(|reason| context.own_process.tell(|| format!("memory stays where it is: {reason}"))).ok()
+            started
+                .inspect_err(|reason| context.own_process.tell(|| format!("memory stays where it is: {reason}")))
+                .ok()
         });
         if let Some(Self { thread, candidates }) = mover {
             lock(candidates).push(Candidate { range, lkey, gone: Arc::clone(gone) });

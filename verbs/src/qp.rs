@@ -5,6 +5,7 @@ pub(crate) mod queues;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use shm::attr::RecoveryPolicy;
 use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::post_mortem::PostMortem;
 use shm::control::{Reply, Request};
@@ -252,6 +253,19 @@ impl QueuePair {
         inner.queues.set_state(next);
         *state = next;
         Ok(next)
+    }
+
+    /// Changes how lost packets are made up for, in any state and at once. Selective repeat and the hybrid need a peer that does one
+    /// of them too; the connection manager finds that out by itself.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`] (`EINVAL`) if the QP is not of RC.
+    pub fn set_recovery(&self, policy: RecoveryPolicy) -> Result<(), VerbsError> {
+        let inner = &*self.0;
+        match inner.context().call(&Request::SetRecovery { qpn: inner.queues.qpn, policy })? {
+            Reply::Done => Ok(()),
+            _ => Err(VerbsError::UnexpectedReply { request: "SetRecovery" }),
+        }
     }
 
     /// The QP's attributes as the engine has them.

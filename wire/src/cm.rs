@@ -4,6 +4,7 @@
 //! private data, always of full length and filled up with zeros. Reserved bits are ignored when read and 0 when written.
 
 mod disconnect;
+mod ece;
 mod establish;
 mod mad;
 mod message;
@@ -15,6 +16,7 @@ mod service;
 mod sidr;
 
 pub use disconnect::{DrepRepr, DreqRepr};
+pub use ece::Ece;
 pub use establish::{MraRepr, RtuRepr};
 pub use mad::{AttributeId, MadError, MadHeader, TransactionId};
 pub use message::CmMessage;

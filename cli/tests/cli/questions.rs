@@ -260,6 +260,7 @@ fn daemon() -> FakeDaemon {
             }
             Request::QpDetail { qpn: 0x27 } => Reply::QpDetail(Box::new(detail())),
             Request::QpDetail { qpn } => Reply::Refused { errno: 2, message: format!("there is no QP {qpn:#08x}") },
+            Request::SetRecovery { qpn: 0x27, policy: RecoveryPolicy::SelectiveRepeat } => Reply::Done,
             Request::WhyQp { qpn: 0x27 } => Reply::PostMortem(Box::new(post_mortem())),
             Request::WhyQp { qpn } => Reply::Refused { errno: 2, message: format!("no QP {qpn:#08x} has broken") },
             Request::ListPostMortems => Reply::PostMortems(vec![post_mortem_summary(0x27), post_mortem_summary(0x31)]),
@@ -267,6 +268,15 @@ fn daemon() -> FakeDaemon {
             other => panic!("the tool must not ask for {other:?}"),
         })
     })
+}
+
+#[test]
+fn a_policy_of_loss_recovery_is_set_and_what_became_of_it_is_shown() {
+    let daemon = daemon();
+    let shown = text(&daemon, &["qp", "set", "0x27", "--recovery", "sr"]);
+    assert!(shown.lines().any(|line| line.split_whitespace().eq(["recovery", "hybrid"])), "{shown}");
+    let refused = ask(&daemon, &["qp", "set", "0x27", "--recovery", "fast"]);
+    assert!(refused.stderr.contains("gbn, sr and hybrid are possible"), "{}", refused.stderr);
 }
 
 #[test]

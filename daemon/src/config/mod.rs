@@ -17,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use engine::config::{Limits, PortAddress, ProcessMemoryPolicy, TransportConfig};
+use engine::config::{Limits, PortAddress, ProcessMemoryPolicy, RecoveryConfig, TransportConfig};
 use nix::fcntl::OFlag;
 use pmd::{FaultRates, MemoryMode};
 use shm::qos::QosSettings;
@@ -29,7 +29,8 @@ use crate::port::{ADDRESS_COUNT_MAX, Device, MTU_BYTES_DEFAULT, PortSetup};
 use crate::threads::LcoreSetup;
 pub use args::Args;
 use qos::RawQos;
-use raw::{RawConfig, RawCongestion, RawFault, RawLimits, RawPort, RawTransport};
+use raw::{RawConfig, RawCongestion, RawFault, RawLimits, RawPort, RawRecovery, RawTransport};
+use shm::attr::RecoveryPolicy;
 
 /// Read where it exists and no other is named.
 pub const CONFIG_FILE: &str = "/etc/ferroce/ferroced.toml";
@@ -101,6 +102,8 @@ pub struct Config {
     pub qos: QosSettings,
     /// Congestion control.
     pub congestion: engine::cc::Settings,
+    /// Loss recovery.
+    pub recovery: RecoveryConfig,
     /// Ports, in the order of their numbers. Their queue pairs are as many as the lcores.
     pub ports: Vec<PortSetup>,
 }
@@ -175,6 +178,7 @@ impl Config {
             transport: RawTransport::resolved(&self.transport),
             qos: RawQos::resolved(&self.qos),
             congestion: RawCongestion::resolved(&self.congestion),
+            recovery: RawRecovery::resolved(&self.recovery),
             port: self.ports.iter().map(raw_port).collect(),
         };
         toml::to_string(&raw).expect("tables of numbers, words and lists are TOML")
@@ -238,7 +242,26 @@ fn validate(raw: &RawConfig, machine: &Machine) -> Result<Config, ConfigError> {
         lcores,
         transport,
         congestion: raw.congestion.validate()?,
+        recovery: recovery(raw)?,
         ports,
+    })
+}
+
+fn recovery(raw: &RawConfig) -> Result<RecoveryConfig, ConfigError> {
+    let numbers = raw.recovery.validate()?;
+    if numbers.rto_min_us > numbers.rto_max_us {
+        let legal = format!("at most rto_max_us, which is {}", numbers.rto_max_us);
+        return Err(illegal("recovery.rto_min_us", numbers.rto_min_us, legal));
+    }
+    let policy = |key: &str, word: Option<&str>, default| match word {
+        None => Ok(default),
+        Some(word) => RecoveryPolicy::from_name(word)
+            .ok_or_else(|| illegal(key, format!("{word:?}"), "\"gbn\", \"sr\" and \"hybrid\" are possible")),
+    };
+    Ok(RecoveryConfig {
+        policy: policy("recovery.policy", raw.recovery.policy.as_deref(), numbers.policy)?,
+        unasked: policy("recovery.unasked", raw.recovery.unasked.as_deref(), numbers.unasked)?,
+        ..numbers
     })
 }
 

@@ -6,14 +6,18 @@ use std::path::PathBuf;
 use engine::cc::Settings;
 use serde::{Deserialize, Serialize};
 
-/// Declares a table whose keys are numbers, each with its type and legal range, over a struct that holds their defaults.
+/// Declares a table whose keys are numbers, each with its type and legal range, over a struct that holds their defaults; and words,
+/// which have a `name`, and which the caller validates.
 macro_rules! number_table {
-    ($(#[$doc:meta])* $raw:ident($prefix:literal) => $typed:ty { $($key:ident: $range:expr,)* }) => {
+    ($(#[$doc:meta])* $raw:ident($prefix:literal) => $typed:ty {
+        $($key:ident: $range:expr,)*
+    } $(words { $($word:ident,)* })?) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(super) struct $raw {
             $(pub(super) $key: Option<i64>,)*
+            $($(pub(super) $word: Option<String>,)*)?
         }
 
         impl $raw {
@@ -28,7 +32,10 @@ macro_rules! number_table {
 
             /// Every key with the value that counts.
             pub(super) fn resolved(typed: &$typed) -> Self {
-                Self { $($key: i64::try_from(typed.$key).ok(),)* }
+                Self {
+                    $($key: i64::try_from(typed.$key).ok(),)*
+                    $($($word: Some(typed.$word.name().to_owned()),)*)?
+                }
             }
         }
     };
@@ -59,6 +66,8 @@ pub(super) struct RawConfig {
     pub(super) qos: RawQos,
     #[serde(default)]
     pub(super) congestion: RawCongestion,
+    #[serde(default)]
+    pub(super) recovery: RawRecovery,
     #[serde(default)]
     pub(super) port: Vec<RawPort>,
 }
@@ -181,5 +190,23 @@ number_table! {
         ack_request_packets: 1..=65_536,
         flush_wqes: 1..=65_536,
         doorbell_words: 1..=256,
+    }
+}
+
+number_table! {
+    /// The `[recovery]` table.
+    RawRecovery("recovery.") => engine::config::RecoveryConfig {
+        rto_low_us: 100..=1_000_000,
+        rto_high_us: 100..=1_000_000,
+        few_packets: 0..=256,
+        rto_min_us: 100..=10_000_000,
+        rto_max_us: 100..=60_000_000,
+        reorder_percent: 0..=1000,
+        reorder_factor: 1..=1000,
+        holes: 1..=256,
+        kept_packets: 0..=65_535,
+    } words {
+        policy,
+        unasked,
     }
 }

@@ -165,6 +165,12 @@ impl Cm {
         Ok(())
     }
 
+    /// The QP of a connection whose two sides agreed to repeat selectively, if it is known already.
+    pub(crate) fn selective_qp(&self, id: CmId) -> Option<Qpn> {
+        let link = self.ids.get(&id)?.link.as_ref()?;
+        (link.selective && link.local_qpn != Qpn::new(0)).then_some(link.local_qpn)
+    }
+
     /// Attributes that take the id's QP to INIT, RTR or RTS.
     ///
     /// # Errors

@@ -240,11 +240,13 @@ impl Cm {
             return self.finish(id);
         }
         self.set_remote_comm(id, rep);
-        let (lifetime, entry) = (self.config.packet_lifetime, self.ids.get_mut(&id));
+        let (lifetime, selective) = (self.config.packet_lifetime, self.config.selective);
+        let entry = self.ids.get_mut(&id);
         let Some(link) = entry.and_then(|entry| entry.link.as_mut()) else { return };
         link.remote_guid = rep.ca_guid;
         link.remote_qpn = rep.qpn;
         link.send_psn = rep.starting_psn;
+        link.selective = selective && rep.ece.is_selective();
         // The peer says what it does, of what we offered; what it can't do we don't ask for.
         link.initiator_depth = link.initiator_depth.min(rep.responder_resources);
         link.responder_resources = rep.initiator_depth;

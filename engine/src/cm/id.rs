@@ -149,6 +149,8 @@ pub(super) struct Link {
     pub(super) rnr_retry_count: u8,
     /// Of our QP.
     pub(super) ack_timeout: u8,
+    /// Both sides repeat selectively.
+    pub(super) selective: bool,
     /// Of a UD service.
     pub(super) qkey: Qkey,
     /// What the application offered, where an answer is sent without asking it again.
@@ -181,6 +183,7 @@ impl Link {
             initiator_depth: 0,
             retry_count: 0,
             rnr_retry_count: 0,
+            selective: false,
             ack_timeout: ack_timeout(config.packet_lifetime, config.ack_delay),
             qkey: Qkey(0),
             offered: None,

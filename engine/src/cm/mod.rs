@@ -78,6 +78,8 @@ pub struct CmConfig {
     pub service_timeout: u8,
     /// READs and atomics outstanding, either way.
     pub max_rd_atomic: u8,
+    /// Our QPs can do selective repeat, and it is offered to peers.
+    pub selective: bool,
 }
 
 impl Default for CmConfig {
@@ -91,6 +93,7 @@ impl Default for CmConfig {
             max_retries: 15,
             service_timeout: 24,
             max_rd_atomic: 16,
+            selective: false,
         }
     }
 }

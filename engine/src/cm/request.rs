@@ -247,6 +247,7 @@ impl Cm {
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             ack_timeout,
+            selective: self.config.selective && req.ece.is_selective(),
             qkey: Qkey(0),
             offered: None,
             response_ns: response_ns(req.local_timeout.exponent()),

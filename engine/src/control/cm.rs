@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
+use shm::attr::QpType;
 use shm::control::AsyncEvent;
 use shm::control::Reply;
 use shm::control::cm::{CmEvent, CmEventType, CmReply, CmRequest, ConnParam, PortSpace};
@@ -23,6 +24,7 @@ use crate::events::Event;
 use crate::gsi::{IncomingMad, OutgoingMad};
 use crate::neigh::Neighbour;
 use crate::time::Time;
+use crate::{QPN_INDEX_MASK, shard_of};
 
 /// Events of one id that may wait: more than a connection from its address to its time wait brings about.
 const EVENTS_PER_ID: u32 = 16;
@@ -150,8 +152,12 @@ pub(super) struct CmDesk {
 impl CmDesk {
     pub(super) fn new(config: &EngineConfig) -> Self {
         let limits = &config.limits;
-        let cm_config =
-            CmConfig { max_id: limits.max_cm_id, max_rd_atomic: limits.max_rd_atomic, ..CmConfig::default() };
+        let cm_config = CmConfig {
+            max_id: limits.max_cm_id,
+            max_rd_atomic: limits.max_rd_atomic,
+            selective: config.recovery.policy.is_selective(),
+            ..CmConfig::default()
+        };
         let guid = CaGuid(config.ports.first().map_or(0, |port| eui64(port.mac)));
         Self {
             cm: Cm::new(cm_config, guid, &config.ports),
@@ -243,9 +249,30 @@ impl Control {
             CmRequest::ResolveAddr { id, src, dst, timeout_ms } => {
                 self.resolve_cm_addr(shards, session, id, src, dst, timeout_ms)?
             }
-            call => self.cm_call(session, now, call)?,
+            call => {
+                let settles = match &call {
+                    CmRequest::Accept { id, .. } | CmRequest::InitQpAttr { id, .. } => Some(*id),
+                    _ => None,
+                };
+                let reply = self.cm_call(session, now, call)?;
+                if let Some(id) = settles {
+                    self.settle_recovery(shards, session, id);
+                }
+                reply
+            }
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// The QP of a connection whose peer agreed to selective repeat does so from here on: no data has come yet.
+    fn settle_recovery<S: Shards>(&self, shards: &mut S, session: &Session, handle: u32) {
+        let Ok(id) = session.cm.id(handle).map(|book| book.id) else { return };
+        let Some(qpn) = self.cm.cm.selective_qp(id) else { return };
+        // The number is the client's word.
+        if session.qps.get(&qpn.value()).is_some_and(|book| book.kind == QpType::Rc) {
+            let policy = self.config.recovery.policy;
+            shards.command(shard_of(qpn), Command::SetRecovery { index: qpn.value() & QPN_INDEX_MASK, policy });
+        }
     }
 
     /// The calls that the connection manager answers by itself.

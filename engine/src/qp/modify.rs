@@ -1,6 +1,6 @@
 //! The control side of a QP: state changes, attributes, its path.
 
-use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpState};
+use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpState, QpType, RecoveryPolicy};
 use shm::control::AsyncEvent;
 use shm::ring::set_qp_error;
 use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
@@ -159,6 +159,7 @@ impl Qp {
         self.resp = Responder::new(Psn::new(0));
         self.drop_kept_requests(env);
         self.body.repeats.clear();
+        self.recovery = if self.kind == QpType::Rc { env.recovery.unasked } else { RecoveryPolicy::GoBackN };
         self.reset_board(env);
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;

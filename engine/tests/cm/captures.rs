@@ -30,6 +30,7 @@ const LINUX: CmConfig = CmConfig {
     max_retries: 15,
     service_timeout: 24,
     max_rd_atomic: 128,
+    selective: false,
 };
 
 struct Captured {

@@ -1,10 +1,11 @@
 //! What clients see.
 
-use shm::attr::{QpState, WcStatus, WrOpcode};
+use shm::attr::{QpState, RecoveryPolicy, WcStatus, WrOpcode};
 use shm::control::cm::{CmEventType, CmReply, CmRequest, ConnParam, PortSpace};
 use shm::control::{Reply, Request};
 use shm::layout::SendWqe;
 
+use crate::support::HostOptions;
 use crate::world::{PORT, SECOND_NS, World};
 
 /// Sends 100 bytes from side 0.
@@ -49,6 +50,33 @@ fn data_crosses_a_connection_that_ids_have_made() {
     world.pair.exchange();
     let again = world.expect(1, CmEventType::ConnectRequest).id;
     assert_ne!(again, passive);
+}
+
+#[test]
+fn selective_repeat_is_done_where_both_sides_offer_it() {
+    use RecoveryPolicy::{GoBackN, Hybrid, SelectiveRepeat};
+    for (policies, agreed) in [
+        ([Hybrid, Hybrid], [Hybrid, Hybrid]),
+        ([SelectiveRepeat, Hybrid], [SelectiveRepeat, Hybrid]),
+        ([GoBackN, Hybrid], [GoBackN, GoBackN]),
+        ([Hybrid, GoBackN], [GoBackN, GoBackN]),
+    ] {
+        let [a, b] = [1, 2].map(|n| {
+            let mut options = HostOptions::new(n);
+            options.recovery.policy = policies[usize::from(n) - 1];
+            options
+        });
+        let mut world = World::with(a, b);
+        world.connect();
+        let found = [0, 1].map(|side| {
+            let (qpn, session) = (world.pair.qps[side].qpn, world.pair.clients[side].session);
+            let reply = world.pair.hosts[side].request(session, Request::QpDetail { qpn }, vec![]).0;
+            let Reply::QpDetail(detail) = reply else { panic!("{reply:?}") };
+            detail.recovery
+        });
+        assert_eq!(found, agreed, "{policies:?}");
+        assert_eq!(send(&mut world), [(9, WcStatus::Success)]);
+    }
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub struct MadHeader {
     pub transaction_id: TransactionId,
     /// What it is.
     pub attribute_id: AttributeId,
-    /// 0.
+    /// Options of enhanced connection establishment, in a REQ and a REP; 0.
     pub attribute_modifier: u32,
 }
 

@@ -41,11 +41,12 @@ impl CmMessage {
     /// The first thing that makes the MAD no message of connection management.
     pub fn from_bytes(header: &MadHeader, message: &[u8; MESSAGE_BYTES]) -> Result<Self, MadError> {
         header.check_cm()?;
+        let options = header.attribute_modifier;
         Ok(match header.attribute_id {
-            AttributeId::REQ => Self::Req(ReqRepr::from_bytes(message)),
+            AttributeId::REQ => Self::Req(ReqRepr::from_bytes(message).with_options(options)),
             AttributeId::MRA => Self::Mra(MraRepr::from_bytes(message)),
             AttributeId::REJ => Self::Rej(RejRepr::from_bytes(message)),
-            AttributeId::REP => Self::Rep(RepRepr::from_bytes(message)),
+            AttributeId::REP => Self::Rep(RepRepr::from_bytes(message).with_options(options)),
             AttributeId::RTU => Self::Rtu(RtuRepr::from_bytes(message)),
             AttributeId::DREQ => Self::Dreq(DreqRepr::from_bytes(message)),
             AttributeId::DREP => Self::Drep(DrepRepr::from_bytes(message)),
@@ -136,7 +137,12 @@ impl CmMessage {
             Self::Apr(m) => m.to_bytes(),
         };
         let mut mad = [0; MAD_BYTES];
-        let header = MadHeader::cm(self.attribute_id(), transaction_id).to_bytes();
+        let attribute_modifier = match self {
+            Self::Req(m) => m.ece.options,
+            Self::Rep(m) => m.ece.options,
+            _ => 0,
+        };
+        let header = MadHeader { attribute_modifier, ..MadHeader::cm(self.attribute_id(), transaction_id) }.to_bytes();
         for (to, from) in mad.iter_mut().zip(header.into_iter().chain(message)) {
             *to = from;
         }

@@ -1,6 +1,6 @@
 //! REP: the answer that accepts a REQ (IBTA 12.6.8).
 
-use super::{CaGuid, CommId, MESSAGE_BYTES};
+use super::{CaGuid, CommId, Ece, MESSAGE_BYTES};
 use crate::field::Fields;
 use crate::{Psn, Qkey, Qpn};
 
@@ -9,11 +9,12 @@ mod field {
     pub(super) const REMOTE_COMM_ID: usize = 4;
     pub(super) const QKEY: usize = 8;
     pub(super) const QPN: usize = 12;
-    // One reserved byte.
+    /// The three bytes of the vendor id lie apart.
+    pub(super) const VENDOR_ID_HIGH: usize = 15;
     pub(super) const EECN: usize = 16;
-    // One reserved byte.
+    pub(super) const VENDOR_ID_MIDDLE: usize = 19;
     pub(super) const STARTING_PSN: usize = 20;
-    // One reserved byte.
+    pub(super) const VENDOR_ID_LOW: usize = 23;
     pub(super) const RESPONDER_RESOURCES: usize = 24;
     pub(super) const INITIATOR_DEPTH: usize = 25;
     /// Target ACK delay 5 bits, failover accepted 2, end-to-end flow control 1.
@@ -45,6 +46,8 @@ pub struct RepRepr {
     pub local_comm_id: CommId,
     /// The REQ's [`local_comm_id`](super::ReqRepr::local_comm_id).
     pub remote_comm_id: CommId,
+    /// What it can do, of what the REQ offers, beyond the specification.
+    pub ece: Ece,
     /// Of RD only.
     pub qkey: Qkey,
     /// The sender's QP.
@@ -77,6 +80,12 @@ impl RepRepr {
     /// Bytes of private data.
     pub const PRIVATE_BYTES: usize = 196;
 
+    /// The message with the options of its header.
+    pub(super) const fn with_options(mut self, options: u32) -> Self {
+        self.ece.options = options;
+        self
+    }
+
     /// Decodes the message.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Self {
@@ -85,6 +94,15 @@ impl RepRepr {
         Self {
             local_comm_id: CommId(bytes.be32::<{ field::LOCAL_COMM_ID }>()),
             remote_comm_id: CommId(bytes.be32::<{ field::REMOTE_COMM_ID }>()),
+            ece: Ece {
+                vendor_id: u32::from_be_bytes([
+                    0,
+                    bytes.be8::<{ field::VENDOR_ID_HIGH }>(),
+                    bytes.be8::<{ field::VENDOR_ID_MIDDLE }>(),
+                    bytes.be8::<{ field::VENDOR_ID_LOW }>(),
+                ]),
+                options: 0,
+            },
             qkey: Qkey(bytes.be32::<{ field::QKEY }>()),
             qpn: Qpn::new(bytes.be24::<{ field::QPN }>()),
             eecn: bytes.be24::<{ field::EECN }>(),
@@ -114,6 +132,10 @@ impl RepRepr {
         let rnr_retry = self.rnr_retry_count << 5 | u8::from(self.srq) << 4;
         bytes.put_be32::<{ field::LOCAL_COMM_ID }>(self.local_comm_id.0);
         bytes.put_be32::<{ field::REMOTE_COMM_ID }>(self.remote_comm_id.0);
+        let [_, high, middle, low] = self.ece.vendor_id.to_be_bytes();
+        bytes.put::<{ field::VENDOR_ID_HIGH }, 1>([high]);
+        bytes.put::<{ field::VENDOR_ID_MIDDLE }, 1>([middle]);
+        bytes.put::<{ field::VENDOR_ID_LOW }, 1>([low]);
         bytes.put_be32::<{ field::QKEY }>(self.qkey.0);
         bytes.put_be24::<{ field::QPN }>(self.qpn.value());
         bytes.put_be24::<{ field::EECN }>(self.eecn);

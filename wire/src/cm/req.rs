@@ -1,13 +1,14 @@
 //! REQ: a request for communication (IBTA 12.6.5).
 
 use super::path::CmPath;
-use super::{CaGuid, CmTimeout, CommId, MESSAGE_BYTES, ServiceId};
+use super::{CaGuid, CmTimeout, CommId, Ece, MESSAGE_BYTES, ServiceId};
 use crate::field::Fields;
 use crate::{PathMtu, Pkey, Psn, Qkey, Qpn};
 
 mod field {
     pub(super) const LOCAL_COMM_ID: usize = 0;
-    // Four reserved bytes.
+    // One reserved byte.
+    pub(super) const VENDOR_ID: usize = 5;
     pub(super) const SERVICE_ID: usize = 8;
     pub(super) const CA_GUID: usize = 16;
     // Four reserved bytes.
@@ -87,6 +88,8 @@ impl CmTransport {
 pub struct ReqRepr {
     /// What the sender calls the connection.
     pub local_comm_id: CommId,
+    /// What it can do beyond the specification.
+    pub ece: Ece,
     /// What it wants to connect to.
     pub service_id: ServiceId,
     /// The sender's channel adapter; with its QPN it names a QP in the world.
@@ -145,6 +148,12 @@ impl ReqRepr {
         PathMtu::from_code(self.mtu_code)
     }
 
+    /// The message with the options of its header.
+    pub(super) const fn with_options(mut self, options: u32) -> Self {
+        self.ece.options = options;
+        self
+    }
+
     /// Decodes the message.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Self {
@@ -154,6 +163,7 @@ impl ReqRepr {
         let retries = bytes.be8::<{ field::RETRIES }>();
         Self {
             local_comm_id: CommId(bytes.be32::<{ field::LOCAL_COMM_ID }>()),
+            ece: Ece { vendor_id: bytes.be24::<{ field::VENDOR_ID }>(), options: 0 },
             service_id: ServiceId(bytes.be64::<{ field::SERVICE_ID }>()),
             ca_guid: CaGuid(bytes.be64::<{ field::CA_GUID }>()),
             qkey: Qkey(bytes.be32::<{ field::QKEY }>()),
@@ -190,6 +200,7 @@ impl ReqRepr {
         let mtu = self.mtu_code << 4 | u8::from(self.rdc_exists) << 3 | self.rnr_retry_count & 7;
         let retries = self.max_cm_retries << 4 | u8::from(self.srq) << 3 | extended;
         bytes.put_be32::<{ field::LOCAL_COMM_ID }>(self.local_comm_id.0);
+        bytes.put_be24::<{ field::VENDOR_ID }>(self.ece.vendor_id);
         bytes.put_be64::<{ field::SERVICE_ID }>(self.service_id.0);
         bytes.put_be64::<{ field::CA_GUID }>(self.ca_guid.0);
         bytes.put_be32::<{ field::QKEY }>(self.qkey.0);
