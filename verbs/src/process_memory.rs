@@ -85,12 +85,12 @@ impl OwnProcess {
 impl Context {
     /// How far the engine may go for regions that are registered from now on ([`ProtectionDomain::register_process_memory`]).
     pub fn set_memory_tiers(&self, tiers: MemoryTiers) {
-        *lock(&self.0.process.tiers) = tiers;
+        *lock(&self.0.own_process.tiers) = tiers;
     }
 
     /// Has somebody told of each region's tier, of memory that moves, and why it does not. Only the first call counts.
     pub fn set_memory_log(&self, log: fn(&str)) {
-        let _ = self.0.process.log.set(log);
+        let _ = self.0.own_process.log.set(log);
     }
 }
 
@@ -299,6 +299,9 @@ impl ProcessRegion {
     pub fn dereg(self) -> Result<(), VerbsError> {
         let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "memory region" })?;
         let context = Arc::clone(&inner.remote.context);
+        if context.is_inherited() {
+            return inner.remote.release();
+        }
         let tiers = *lock(&context.own_process.tiers);
         let still = lock(&context.own_process.still);
         inner.gone.store(true, Release);
@@ -333,7 +336,8 @@ pub(crate) fn query_use(context: &ContextInner, lkey: u32) -> Result<MemoryUse, 
 impl Drop for Inner {
     fn drop(&mut self) {
         // PAIRS WITH: the load of the mover, which has the lock when it looks.
-        if !self.gone.load(Acquire) {
+        // A child has no mover, but perhaps the lock as the mover had it.
+        if !self.gone.load(Acquire) && !self.remote.context.is_inherited() {
             let _still = lock(&self.remote.context.own_process.still);
             self.gone.store(true, Release);
         }
