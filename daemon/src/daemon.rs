@@ -84,7 +84,7 @@ impl Daemon {
         let engine = EngineConfig {
             limits: config.limits.clone(),
             transport: config.transport,
-            congestion: config.congestion.clone(),
+            congestion: config.congestion,
             recovery: config.recovery,
             process_memory: config.process_memory,
             qos: config.qos,

@@ -101,7 +101,7 @@ fn what_is_printed_reads_back_as_the_same() {
     assert_eq!((config.limits.max_qp, config.limits.memory_bytes), (10, 1 << 40));
     let congestion = engine::cc::Settings::default()
         .change(Some("swift"), [("mdf", "0.7"), ("base_target", "40us"), ("ect", "off"), ("cnp_dscp", "26")]);
-    assert_eq!(Ok(config.congestion.clone()), congestion);
+    assert_eq!(Ok(config.congestion), congestion);
     assert_eq!(config.ports[0].faults.unwrap().rates.drop, 0.01);
     assert_eq!((config.ports[0].queue_pairs, config.ports[1].addresses.len()), (2, 2));
 }

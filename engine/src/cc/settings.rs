@@ -5,7 +5,7 @@ use std::fmt;
 use super::params::{Algorithm, PARAM_COUNT, PARAMS, Param, ParamId, Users};
 
 /// An algorithm and the values of all parameters.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     algorithm: Algorithm,
     values: [u64; PARAM_COUNT],
@@ -105,7 +105,7 @@ impl Settings {
         assignments: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, SettingError> {
         let mut new = match algorithm {
-            None => self.clone(),
+            None => *self,
             Some(name) => {
                 let unknown = || SettingError::UnknownAlgorithm(name.to_owned());
                 self.with_algorithm(Algorithm::from_name(name).ok_or_else(unknown)?)
@@ -128,7 +128,7 @@ impl Settings {
 
     fn with_algorithm(&self, algorithm: Algorithm) -> Self {
         if algorithm == self.algorithm {
-            return self.clone();
+            return *self;
         }
         let mut new = Self::new(algorithm);
         for param in PARAMS.iter().filter(|param| param.users == Users::Everyone) {

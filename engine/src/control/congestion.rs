@@ -84,10 +84,10 @@ impl Control {
         let index = usize::from(port);
         let settings = match change {
             Change::Set(change) => changed(&self.congestion[index], change)?,
-            Change::Reset => self.config.congestion.clone(),
+            Change::Reset => self.config.congestion,
         };
-        self.congestion[index] = settings.clone();
-        self.command_all(shards, || Command::SetPortCongestion { port, settings: Box::new(settings.clone()) });
+        self.congestion[index] = settings;
+        self.command_all(shards, || Command::SetPortCongestion { port, settings: Box::new(settings) });
         Ok(())
     }
 

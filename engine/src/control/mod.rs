@@ -147,7 +147,7 @@ impl Control {
         let xrc = xrc::XrcDesk::new(rings.clone(), limits);
         Self {
             ports: config.ports.clone(),
-            congestion: vec![config.congestion.clone(); config.ports.len()],
+            congestion: vec![config.congestion; config.ports.len()],
             config,
             entropy,
             started: now,

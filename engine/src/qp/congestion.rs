@@ -148,7 +148,7 @@ impl Qp {
     fn congestion_profile(&self, env: &Env) -> Option<Arc<Profile>> {
         let port = env.ports.get(usize::from(self.port))?;
         Some(match &self.body.own_congestion {
-            Some(own) => Arc::new(Profile::new(Settings::clone(own), port.config.speed_mbps)),
+            Some(own) => Arc::new(Profile::new(**own, port.config.speed_mbps)),
             None => Arc::clone(&port.congestion),
         })
     }
@@ -156,8 +156,8 @@ impl Qp {
     /// The settings that hold for it, and what it makes of them.
     pub(crate) fn congestion_report(&self, env: &Env) -> Option<CongestionReport> {
         let settings = match &self.body.own_congestion {
-            Some(own) => Settings::clone(own),
-            None => env.ports.get(usize::from(self.port))?.congestion.settings().clone(),
+            Some(own) => **own,
+            None => *env.ports.get(usize::from(self.port))?.congestion.settings(),
         };
         Some(CongestionReport {
             settings,

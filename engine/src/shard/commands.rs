@@ -120,7 +120,7 @@ impl Shard {
         let Some(state) = self.env.ports.get_mut(usize::from(port)) else { return Answer::Missing };
         std::mem::swap(&mut state.config, &mut config);
         if state.config.speed_mbps != config.speed_mbps {
-            let settings = state.congestion.settings().clone();
+            let settings = *state.congestion.settings();
             self.set_port_congestion(port, settings);
         }
         let Some(state) = self.env.ports.get(usize::from(port)) else { return Answer::Missing };

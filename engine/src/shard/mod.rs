@@ -86,7 +86,7 @@ impl Shard {
             counters: PortCounters::default(),
             ready: ReadyQueues::default(),
             qos: PortQos::new(&config.qos, id, config.shard_count),
-            congestion: Arc::new(Profile::new(config.congestion.clone(), port.speed_mbps)),
+            congestion: Arc::new(Profile::new(config.congestion, port.speed_mbps)),
             neigh_replies: VecDeque::with_capacity(NEIGH_REPLIES_MAX),
         });
         let env = Env {

@@ -149,7 +149,7 @@ fn mark(frame: &mut [u8]) {
 fn data_is_ect_and_acknowledgements_are_not() {
     for (algorithm, ect, expected) in [("dcqcn", "on", 2), ("dcqcn", "off", 0), ("none", "off", 0), ("none", "on", 2)] {
         let settings = Settings::new(Algorithm::None).change(Some(algorithm), [("ect", ect)]).unwrap();
-        let options = |n| HostOptions { congestion: settings.clone(), ..HostOptions::new(n) };
+        let options = |n| HostOptions { congestion: settings, ..HostOptions::new(n) };
         let mut pair = Pair::with(Connect::default(), options(1), options(2), 1 << 20);
         pair.post(pair.wqe(1, WrOpcode::RdmaWrite), 3_000);
         pair.post(pair.wqe(2, WrOpcode::RdmaRead), 3_000);

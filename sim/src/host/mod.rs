@@ -242,7 +242,7 @@ impl Host {
             limits: settings.size.limits(),
             transport: settings.transport,
             recovery: settings.recovery,
-            congestion: settings.congestion.clone(),
+            congestion: settings.congestion,
             process_memory: ProcessMemoryPolicy::Everybody,
             clock: DeviceClock::Private,
             qos: settings.qos,
