@@ -130,7 +130,7 @@ fn template_packet_over_the_ip_limit_is_refused() {
     for payload_len in [limit + 4, 65_535, 65_536, usize::MAX] {
         assert_eq!(template.write_packet(&mut buf, &bth(), &[], payload_len, |_, _| panic!("called")), 0);
     }
-    assert_eq!(template.write_packet(&mut buf, &bth(), &[0; 33], 0, |_, _| panic!("called")), 0);
+    assert_eq!(template.write_packet(&mut buf, &bth(), &[0; ExtHeaders::MAX_BYTES + 1], 0, |_, _| panic!("called")), 0);
 }
 
 #[test]
