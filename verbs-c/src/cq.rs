@@ -16,8 +16,6 @@ use crate::context::{ContextObject, Session, wait_readable};
 use crate::entry::{self, Failure};
 use crate::events::{InUse, Table, Unacknowledged, lock};
 
-/// Completions taken in one go. Few: an array for them is made ready at each poll, and most polls find none.
-const BATCH: usize = 4;
 /// `IBV_WC_STANDARD_FLAGS`: fields of a completion that can always be read. VLANs, flow tags and tag matching can't.
 const WC_FLAGS: u64 = 0x7f;
 /// `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP` and `_WALLCLOCK`: where the engine's clock can be read.
@@ -339,21 +337,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
         // SAFETY: the caller's promise.
         let object = unsafe { CqObject::of(cq) }?;
         let wanted = usize::try_from(num_entries).map_err(|_| entry::INVALID)?;
-        let mut batch = [WorkCompletion::default(); BATCH];
-        while taken < wanted {
-            let room = (wanted - taken).min(BATCH);
-            let count = object.cq.poll(&mut batch[..room]);
-            for completion in &batch[..count] {
-                // SAFETY: the caller has room for `num_entries`, and this is one of the first.
-                let to = unsafe { wc.add(taken) };
-                // SAFETY: likewise.
-                unsafe { to.write(completion_of(completion)) };
-                taken += 1;
-            }
-            if count < room {
-                break;
-            }
-        }
+        object.cq.poll_each(wanted, |completion| {
+            // SAFETY: the caller has room for `num_entries`, and this is one of the first.
+            let to = unsafe { wc.add(taken) };
+            // SAFETY: likewise.
+            unsafe { to.write(completion_of(&completion)) };
+            taken += 1;
+        });
         if taken == 0 { object.check_process() } else { Ok(()) }
     });
     if done == 0 { taken as c_int } else { -done }
@@ -436,11 +426,9 @@ fn readers(base: ibv_cq) -> ibv_cq_ex {
 unsafe fn advance(cq: *mut ibv_cq_ex) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let object = unsafe { CqObject::of(cq.cast()) }?;
-    let mut next = [WorkCompletion::default()];
-    if object.cq.poll(&mut next) == 0 {
-        return Err(Errno::ENOENT.into());
-    }
-    let [next] = next;
+    let mut next = None;
+    object.cq.poll_each(1, |completion| next = Some(completion));
+    let next = next.ok_or(Failure::from(Errno::ENOENT))?;
     // SAFETY: only who has the turn gets at it.
     unsafe { *object.reading.current.get() = next };
     // SAFETY: a field that only readers write, and there is one at a time.

@@ -104,25 +104,38 @@ impl CompletionQueue {
     ///
     /// Cost: a lock, a copy and a table look-up per completion; no allocation. No system call but after a long time without
     /// completions, when each poll yields the core.
+    #[inline]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> usize {
+        let mut room = out.iter_mut();
+        self.poll_each(room.len(), |completion| {
+            if let Some(slot) = room.next() {
+                *slot = completion;
+            }
+        })
+    }
+
+    /// As [`CompletionQueue::poll`], for those who keep completions in a form of their own: hands out at most `max`, one by one, while
+    /// it holds the CQ's lock.
+    #[inline]
+    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
         let inner = &*self.0;
         if !inner.process.is_current() {
             return 0;
         }
-        let count = lock(&inner.ring.state).take(out);
+        let count = lock(&inner.ring.state).take(max, &mut each);
         if count > 0 {
             inner.empty_polls.store(0, Ordering::Relaxed);
             return count;
         }
         let context = &inner.remote.context;
         if context.make_progress() {
-            let count = lock(&inner.ring.state).take(out);
+            let count = lock(&inner.ring.state).take(max, &mut each);
             if count > 0 {
                 return count;
             }
         }
         if context.events.is_dead() {
-            return lock(&inner.ring.state).take_flushed(out);
+            return lock(&inner.ring.state).take_flushed(max, &mut each);
         }
         inner.wait_politely();
         0
@@ -326,19 +339,20 @@ impl CqRing {
 }
 
 impl CqState {
-    fn take(&mut self, out: &mut [WorkCompletion]) -> usize {
+    #[inline]
+    fn take(&mut self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
         let mut count = 0;
-        while count < out.len()
+        while count < max
             && let Some(completion) = self.held.pop_front()
         {
-            out[count] = completion;
+            each(completion);
             count += 1;
         }
         let held = count;
-        while count < out.len()
+        while count < max
             && let Some(cqe) = self.next()
         {
-            out[count] = cqe.into();
+            each(cqe.into());
             count += 1;
         }
         if count > held {
@@ -380,8 +394,8 @@ impl CqState {
     }
 
     /// When the daemon is gone: the rest of its completions first, then our own for what is left.
-    fn take_flushed(&mut self, out: &mut [WorkCompletion]) -> usize {
-        let count = self.take(out);
+    fn take_flushed(&mut self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
+        let count = self.take(max, each);
         if count > 0 || self.flushed {
             return count;
         }
@@ -399,6 +413,6 @@ impl CqState {
         for (_, srq) in &self.srqs {
             srq.flush(NO_QPN, &mut self.held);
         }
-        self.take(out)
+        self.take(max, each)
     }
 }
