@@ -443,7 +443,7 @@ impl Fabric {
             packets: ports.tx_roce_packets,
             retransmitted: shards.retransmitted_packets,
             marked: switches.marked,
-            cnps: 0,
+            cnps: ports.np_cnp_sent,
             pauses: switches.pauses_sent,
             paused_ns: self.nodes.iter().map(|node| node.nic.paused_ns(now)).sum::<u64>()
                 + self.switches.iter().map(|switch| switch.paused_ns(now)).sum::<u64>(),

@@ -11,6 +11,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use engine::Time;
+use engine::cc::{Algorithm, Settings};
 use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu};
 use shm::attr::RecoveryPolicy;
@@ -82,6 +83,9 @@ pub enum ScenarioError {
     /// Switches that cannot be.
     #[error("[switch]: {0}")]
     Switch(#[from] crate::network::switch::BadSettings),
+    /// Congestion control that cannot be.
+    #[error("[congestion]: {0}")]
+    Congestion(String),
     /// A workload that cannot be.
     #[error("[[workload]]: {0}")]
     Workload(#[from] WorkloadError),
@@ -267,9 +271,19 @@ fn host(settings: &ScenarioSettings) -> Checked<HostSettings> {
         rx_queue_frames: frames("host.rx_queue_frames", table.rx_queue_frames)?,
         size: EngineSize { qps: 16_384, regions: 64, ..EngineSize::default() },
         recovery: recovery(&settings.recovery)?,
+        congestion: congestion(&settings.congestion)?,
         qos: QosSettings { pfc: pause_priorities(&settings.qos)?, ..QosSettings::default() },
         ..HostSettings::default()
     })
+}
+
+fn congestion(table: &CongestionTable) -> Checked<Settings> {
+    let text = |value: &toml::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let values: Vec<(&str, String)> = table.values.iter().map(|(name, value)| (name.as_str(), text(value))).collect();
+    let values = values.iter().map(|(name, value)| (*name, value.as_str()));
+    let algorithm = table.algorithm.as_deref().unwrap_or(Algorithm::None.name());
+    let settings = Settings::new(Algorithm::None).change(Some(algorithm), values);
+    settings.map_err(|error| ScenarioError::Congestion(error.to_string()))
 }
 
 /// Which priorities have flow control.
@@ -310,17 +324,13 @@ fn recovery(table: &RecoveryTable) -> Checked<RecoveryConfig> {
 }
 
 fn traffic(settings: &ScenarioSettings) -> Checked<TrafficSettings> {
-    let ScenarioSettings { run, recovery, congestion, qos, link, .. } = settings;
+    let ScenarioSettings { run, recovery, qos, link, .. } = settings;
     let path_mtu = PathMtu::from_bytes(run.path_mtu).ok_or_else(|| ScenarioError::Name {
         key: "run.path_mtu",
         value: run.path_mtu.to_string(),
         names: "256, 512, 1024, 2048 or 4096",
     })?;
     range("run.path_mtu", run.path_mtu, 256, u64::from(link.mtu).saturating_sub(80).max(256))?;
-    if congestion.algorithm != "none" {
-        let value = congestion.algorithm.clone();
-        return Err(ScenarioError::Name { key: "congestion.algorithm", value, names: "\"none\"" });
-    }
     let attr = ConnectAttr {
         timeout: range("recovery.timeout", recovery.timeout, 1, 31)? as u8,
         retry_cnt: range("recovery.retry_cnt", recovery.retry_cnt, 0, 7)? as u8,

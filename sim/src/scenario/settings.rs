@@ -1,5 +1,7 @@
 //! Scenario files as they are written: one struct for each table. Unknown keys are refused.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use shm::attr::RecoveryPolicy;
 
@@ -222,18 +224,14 @@ impl Default for RecoveryTable {
     }
 }
 
-/// `[congestion]`
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+/// `[congestion]`: an algorithm, and parameters of the engine's own table, which says what is legal.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 pub struct CongestionTable {
-    /// Who decides about rates.
-    pub algorithm: String,
-}
-
-impl Default for CongestionTable {
-    fn default() -> Self {
-        Self { algorithm: "none".to_owned() }
-    }
+    /// Who decides about rates; nobody if it is not there.
+    pub algorithm: Option<String>,
+    /// Values by parameter: with a unit as text, or bare.
+    #[serde(flatten)]
+    pub values: BTreeMap<String, toml::Value>,
 }
 
 /// `[qos]`

@@ -27,6 +27,8 @@ fn run(text: &str, seed: u64) -> Outcome {
 fn what_cannot_be_is_refused_with_the_key_the_value_and_what_it_may_be() {
     assert!(refusal(&with("[link]\nspeed = 3")).contains("unknown field `speed`"));
     assert!(refusal(&with("[recovery]\npolicy = \"hope\"")).contains("`recovery.policy` is \"hope\"; it may be"));
+    assert!(refusal(&with("[congestion]\nalgorithm = \"hope\"")).contains("it is one of none, dcqcn-nvidia"));
+    assert!(refusal(&with("[congestion]\nspeed = 3")).contains("no parameter \"speed\""));
     assert_eq!(refusal(&with("[link]\nrate_mbps = 0")), "`link.rate_mbps` is 0; it must be 1 to 1600000");
     assert_eq!(refusal(&with("[qos]\npfc = [8]")), "`qos.pfc` is 8; it must be 0 to 7");
     assert!(refusal(&with("[switch]\nkmin_bytes = 5")).contains("needs `switch.kmax_bytes`"));

@@ -6,12 +6,14 @@
 //! * [`incidents`]: applications that misbehave, die, or write garbage.
 //! * [`unreliable`]: UC and UD.
 //! * [`connections`]: connections by address.
+//! * [`network`]: many hosts and switches.
 //! * [`swarm`]: seeds, and that they repeat.
 
 mod clean;
 mod connections;
 mod incidents;
 mod loss;
+mod network;
 mod retries;
 mod scenario;
 mod swarm;

@@ -1,6 +1,7 @@
 //! Settings of a network's run, drawn from its seed: each seed has a topology, a workload, policies and a fault mix of its own.
 
 use engine::Time;
+use engine::cc::{Algorithm, Settings};
 use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu};
 use rand::Rng;
@@ -152,6 +153,7 @@ fn draw_host(s: &mut Stream, is_lossless: bool) -> HostSettings {
         tx_queue_frames: s.random_range(2..=32),
         turn_ns: s.random_range(200..=2 * US),
         qos,
+        congestion: Settings::new(*Algorithm::ALL.choose(s).unwrap_or(&Algorithm::None)),
         recovery: RecoveryConfig {
             policy,
             unasked: policy,

@@ -440,8 +440,10 @@ impl Traffic {
         fabric.look_after(host);
         for number in 0..self.connections.len() as u32 {
             let connection = &self.connections[number as usize];
-            let asks_nobody = connection.phase == Phase::Lingering && connection.hosts.contains(&host);
-            if connection.phase != Phase::Dead && (connection.requester_host() == host || asks_nobody) {
+            // Nobody is there any more to post receives, or to take completions.
+            let needs_both = connection.op == FlowOp::Send || connection.phase == Phase::Lingering;
+            let is_over = connection.requester_host() == host || (needs_both && connection.hosts.contains(&host));
+            if connection.phase != Phase::Dead && is_over {
                 self.bury(fabric, number, outside)?;
             }
         }
