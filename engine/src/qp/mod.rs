@@ -5,12 +5,13 @@
 //! * [`QpBody::cold`] is for control verbs and post-mortems only.
 //!
 //! What a QP does is in its siblings, named as in the field: `requester` sends requests, `responder` executes the peer's and
-//! answers, `reassembly` keeps what comes early, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
+//! `answers` it, `reassembly` keeps what comes early, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
 //! of legal transitions, `selective` the requester's side of selective repeat, with its scoreboard `board`, `keep` and `psn_set` what
 //! both sides keep packets in, `rtt` the round trip times, `signals` what
 //! loss recovery and congestion control are told, `congestion` what the latter does, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
+mod answers;
 mod board;
 mod capture;
 mod completer;
