@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -132,7 +132,7 @@ fn run(relocator: &Relocator, candidates: &Mutex<Vec<Candidate>>, context: &Weak
                 let mut all = lock(candidates);
                 if all.is_empty() { break } else { all.remove(0) }
             };
-            if candidate.gone.load(Acquire) {
+            if candidate.gone.load(Relaxed) {
                 continue;
             }
             // A region that has just gone is refused.
@@ -165,7 +165,7 @@ fn move_region(
         let mut file = MoveFile::new(bytes).map_err(os("making a file to move into"))?;
         context.call_with(&Request::MoveOpen { bytes }, &[file.fd()])?;
         for piece in batch {
-            if candidate.gone.load(Acquire) {
+            if candidate.gone.load(Relaxed) {
                 break;
             }
             longest = longest.max(move_piece(relocator, context, candidate, &mut file, piece).unwrap_or_default());
@@ -202,7 +202,7 @@ fn move_piece(
     piece: &Range<u64>,
 ) -> Option<Duration> {
     let _still = lock(&context.own_process.still);
-    if candidate.gone.load(Acquire) {
+    if candidate.gone.load(Relaxed) {
         return None;
     }
     let window = relocator.prepare(file, piece).ok()?;

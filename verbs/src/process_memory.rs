@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use shm::control::{MrTier, Reply, Request};
@@ -111,7 +111,7 @@ struct Inner {
     range: OwnRange,
     iova: u64,
     access: AccessFlags,
-    /// For the mover, which has no handle to the region.
+    /// For the mover, which has no handle to the region. What counts is what it says under the lock `still`.
     gone: Arc<AtomicBool>,
     _registered: Registered,
     pd: Arc<PdInner>,
@@ -304,7 +304,7 @@ impl ProcessRegion {
         }
         let tiers = *lock(&context.own_process.tiers);
         let still = lock(&context.own_process.still);
-        inner.gone.store(true, Release);
+        inner.gone.store(true, Relaxed);
         let reply = context.call(&Request::RenewMr { lkey: inner.keys.lkey });
         drop(still);
         match reply {
@@ -335,11 +335,10 @@ pub(crate) fn query_use(context: &ContextInner, lkey: u32) -> Result<MemoryUse, 
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // PAIRS WITH: the load of the mover, which has the lock when it looks.
         // A child has no mover, but perhaps the lock as the mover had it.
-        if !self.gone.load(Acquire) && !self.remote.context.is_inherited() {
+        if !self.gone.load(Relaxed) && !self.remote.context.is_inherited() {
             let _still = lock(&self.remote.context.own_process.still);
-            self.gone.store(true, Release);
+            self.gone.store(true, Relaxed);
         }
     }
 }
