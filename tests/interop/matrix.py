@@ -19,6 +19,7 @@ import rows_paths  # noqa: F401 (registers its rows)
 import rows_pingpong  # noqa: F401 (registers its rows)
 import rows_rc  # noqa: F401 (registers its rows)
 import rows_rping  # noqa: F401 (registers its rows)
+import rows_rsocket  # noqa: F401 (registers its rows)
 import rows_vlan  # noqa: F401 (registers its rows)
 from image import Image, ImageError
 from lab import FERROCE_ADDRESSES, FERROCE_MAC, RXE_ADDRESSES, Lab, LabError, make_network

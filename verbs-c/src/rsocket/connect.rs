@@ -64,8 +64,6 @@ pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) id: CmId,
     channel: EventChannel,
-    /// The other side, too, takes it for connected.
-    pub(super) established: bool,
 }
 
 impl Drop for Connection {
@@ -223,9 +221,10 @@ impl Inner {
         let Connecting { stream, end } = *connecting;
         if let Some(mut stream) = stream {
             // The second buffer is the peer's at once.
+            stream.confirmed = true;
             stream.process();
             let End { id, channel, .. } = end;
-            self.phase = Phase::Connected(Box::new(Connection { stream, id, channel, established: true }));
+            self.phase = Phase::Connected(Box::new(Connection { stream, id, channel }));
         }
     }
 
@@ -282,9 +281,10 @@ fn param() -> ConnParam {
 impl Connection {
     fn note(&mut self, event: &CmEvent) {
         match event.event_type() {
-            CmEventType::Established => self.established = true,
+            CmEventType::Established => self.stream.confirmed = true,
             CmEventType::Disconnected => {
-                // Who goes in peace says so on the connection first.
+                // Who goes in peace has said so on the connection: it is among what has completed by now.
+                self.stream.process();
                 self.stream.fail(Errno::ECONNRESET);
                 let _ = self.id.disconnect();
             }
@@ -320,7 +320,7 @@ impl Connection {
             ..param()
         };
         id.accept(&param).map_err(|_| Failure::from(Errno::ECONNABORTED))?;
-        let connection = Self { stream, id, channel, established: false };
+        let connection = Self { stream, id, channel };
         socket.change(|inner| inner.phase = Phase::Connected(Box::new(connection)));
         Ok((socket, peer))
     }
@@ -363,13 +363,12 @@ pub(super) fn accept(socket: &Socket) -> Result<(c_int, Option<SocketAddr>), Fai
 pub(super) fn connect(socket: &Socket, addr: SocketAddr) -> Result<(), Failure> {
     socket.change(|inner| inner.connect(socket, addr))?;
     let patience = socket.patience(0);
-    let connected = socket.wait(patience, |inner| match &mut inner.phase {
+    if let Patience::None = patience {
+        return Err(Errno::EINPROGRESS.into());
+    }
+    socket.wait(patience, |inner| match &mut inner.phase {
         Phase::Connecting(_) => None,
         Phase::Failed(error) => Some(Err(Failure(error.take().unwrap_or(libc::ECONNREFUSED)))),
         _ => Some(Ok(())),
-    });
-    match (connected, patience) {
-        (Err(Failure(libc::EAGAIN)), Patience::None) => Err(Errno::EINPROGRESS.into()),
-        (done, _) => done,
-    }
+    })
 }

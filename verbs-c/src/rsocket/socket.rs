@@ -173,12 +173,10 @@ impl Socket {
         let mut events = [EpollEvent::empty(); 4];
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         let is_of = |source: Source| events[..count].iter().any(|event| event.data() == source as u64);
-        // First: what has completed before the peer went away must not be missed.
         if is_of(Source::Completions) {
             inner.take_notifications();
         }
         if is_of(Source::Events) {
-            inner.process();
             inner.take_events(self);
         }
         count > 0
@@ -292,7 +290,6 @@ impl Inner {
     fn process(&mut self) {
         if let Phase::Connected(connection) = &mut self.phase {
             connection.stream.process();
-            connection.established |= connection.stream.heard;
         }
     }
 
@@ -314,7 +311,7 @@ impl Inner {
             Phase::Idle | Phase::Bound(_) | Phase::Listening(_) => Some(Err(Errno::ENOTCONN.into())),
             Phase::Connecting(_) => None,
             Phase::Failed(error) => Some(Err(Failure(error.take().unwrap_or(Errno::ENOTCONN as c_int)))),
-            Phase::Connected(connection) if !connection.established && !connection.stream.is_ended() => None,
+            Phase::Connected(connection) if !connection.stream.confirmed && !connection.stream.is_ended() => None,
             Phase::Connected(connection) => Some(Ok(connection)),
         }
     }
@@ -345,7 +342,7 @@ impl Inner {
                 let stream = &connection.stream;
                 ready.set(input, stream.unread() > 0 || stream.is_read_closed());
                 // Writing would say at once that it can't be.
-                ready.set(output, (connection.established && stream.can_send()) || stream.is_write_closed());
+                ready.set(output, (stream.confirmed && stream.can_send()) || stream.is_write_closed());
                 ready.set(PollFlags::from_bits_retain(nix::libc::POLLRDHUP), stream.is_read_closed());
                 // What has come before the end is to be read before it.
                 let is_over = stream.is_ended() || (stream.is_read_closed() && stream.write_shut);

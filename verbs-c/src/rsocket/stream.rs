@@ -79,8 +79,8 @@ pub(super) struct Stream {
     iomap_news: VecDeque<(u16, IomapEntry)>,
     /// A last word that waits for a place.
     farewell: Option<Message>,
-    /// The peer was heard of, so that the connection is there on both sides.
-    pub(super) heard: bool,
+    /// The peer has confirmed the connection, or was heard of on it. Before that it may not be ready for what we send.
+    pub(super) confirmed: bool,
     /// The peer sends no more.
     peer_silent: bool,
     /// The connection has ended; nothing can be sent.
@@ -138,7 +138,7 @@ impl Stream {
             control_posted: 0,
             iomap_news: VecDeque::new(),
             farewell: None,
-            heard: false,
+            confirmed: false,
             peer_silent: false,
             ended: false,
             read_shut: false,
@@ -228,7 +228,7 @@ impl Stream {
         if !completion.is_ok() {
             self.fail(meaning(completion.status));
         } else if is_receive {
-            self.heard = true;
+            self.confirmed = true;
             if let Some(word) = completion.imm() {
                 self.hear(Message::from_word(word));
             }
@@ -304,7 +304,7 @@ impl Stream {
     }
 
     fn may_control(&self) -> bool {
-        self.peer.is_some() && !self.ended && self.control_posted < CONTROL_SLOTS
+        self.peer.is_some() && self.confirmed && !self.ended && self.control_posted < CONTROL_SLOTS
     }
 
     fn post_control(&mut self, message: Message, entry: &[u8], to: u64, key: u32) {
