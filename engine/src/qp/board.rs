@@ -17,6 +17,9 @@ use crate::time::Time;
 /// The least reorder window, ns: what a round trip time of nothing would make of it.
 const REORDER_MIN_NS: u64 = 1_000;
 
+/// So many times the short timer runs twice as long as before when nothing comes.
+const PROBE_DOUBLINGS: u8 = 6;
+
 /// Whether a packet that has not come is taken for lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
@@ -172,6 +175,18 @@ impl Board {
         }
     }
 
+    /// The peer waits for `psn`. True if it said before that it has that: it has dropped what it had, and all claims are void.
+    /// `una` is the oldest without acknowledgement.
+    pub(super) fn is_taken_back(&mut self, una: Psn, psn: Psn) -> bool {
+        let ahead = psn.distance_from(una);
+        let is_claimed = ahead >= 0 && ahead.cast_unsigned() < WINDOW && self.sacked.contains(psn);
+        if is_claimed {
+            self.forget_claims();
+            self.lost.insert(psn);
+        }
+        is_claimed
+    }
+
     /// The peer has executed everything before `end`.
     pub(super) fn note_executed(&mut self, end: Psn) {
         let count = end.distance_from(self.acked_end);
@@ -193,10 +208,12 @@ impl Board {
         (least * u64::from(self.reorder_factor)).min(rtt.smoothed_ns.max(least))
     }
 
-    /// What to think of a packet that has not come. `is_passed`: one that was sent later, or a later response, has.
+    /// What to think of a packet that has not come. `is_oldest`: nothing in flight was sent before it. `is_passed`: one that was
+    /// sent later, or a later response, has come.
     pub(super) fn judge(
         &mut self,
         psn: Psn,
+        is_oldest: bool,
         is_passed: bool,
         rtt: &RttMeter,
         config: &RecoveryConfig,
@@ -209,8 +226,11 @@ impl Board {
             let smoothed = rtt.estimate().map_or(low_ns, |rtt| rtt.smoothed_ns);
             let patience = if self.newest > sent {
                 smoothed + reorder_ns
+            } else if self.probes == 0 || is_oldest {
+                (smoothed + 4 * rtt.variation_ns()).max(low_ns) << self.probes.min(PROBE_DOUBLINGS)
             } else {
-                (smoothed + 4 * rtt.variation_ns()).max(low_ns)
+                // Nothing comes at all: the oldest is enough to ask with.
+                return Verdict::Waiting;
             };
             return Verdict::LostAt(sent.add_ns(patience));
         }
@@ -227,7 +247,7 @@ impl Board {
     fn short_ns(&self, in_flight: u32, rtt: &RttMeter, config: &RecoveryConfig) -> u64 {
         let floor = if in_flight <= config.few_packets { config.rto_low_us } else { config.rto_high_us };
         let adaptive = rtt.estimate().map_or(0, |found| found.smoothed_ns + 4 * rtt.variation_ns());
-        adaptive.max(u64::from(floor) * 1_000) << self.probes.min(6)
+        adaptive.max(u64::from(floor) * 1_000) << self.probes.min(PROBE_DOUBLINGS)
     }
 
     /// Starts the short timer if it does not run.
@@ -256,8 +276,9 @@ impl Board {
     /// if it is not set.
     pub(super) fn long_ns(&self, rtt: &RttMeter, config: &RecoveryConfig, bound_ns: u64) -> u64 {
         let adaptive = rtt.estimate().map_or(0, |found| 2 * found.smoothed_ns + 8 * rtt.variation_ns());
-        let least = adaptive.max(u64::from(config.rto_min_us) * 1_000);
-        let ns = (least << self.backoff.min(20)).min(u64::from(config.rto_max_us) * 1_000);
+        let most = u64::from(config.rto_max_us) * 1_000;
+        let least = adaptive.max(u64::from(config.rto_min_us) * 1_000).min(most);
+        let ns = (least << self.backoff.min(20)).min(most);
         if bound_ns > 0 { ns.min(bound_ns) } else { ns }
     }
 

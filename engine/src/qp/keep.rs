@@ -59,6 +59,11 @@ impl KeepPool {
         self.release(kept.id);
     }
 
+    /// Frames that it still has room for.
+    fn room(&self) -> usize {
+        self.free.len()
+    }
+
     /// Frames in it.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
@@ -88,7 +93,7 @@ pub(super) enum Keeping {
     Kept,
     /// It was kept already.
     Twice,
-    /// It is dropped: too far ahead, or the shard's pool is full.
+    /// It is dropped: too far ahead, or the shard's pool has no room for more of this QP.
     NoRoom,
 }
 
@@ -116,6 +121,10 @@ impl KeptRing {
         }
         if self.set.contains(psn) {
             return Keeping::Twice;
+        }
+        // No QP has more than is left for all others: a peer that never sends what is missing can't have the pool to itself.
+        if self.set.count() as usize >= pool.room() {
+            return Keeping::NoRoom;
         }
         let Some(id) = pool.put(bytes) else { return Keeping::NoRoom };
         self.ids[place(psn)] = id;
@@ -151,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_pool_gives_no_more_than_it_has_and_gets_all_back() {
-        let mut pool = KeepPool::new(3);
+        let mut pool = KeepPool::new(5);
         let mut ring = KeptRing::new();
         let waited = Psn::new(Psn::MASK);
         let mut keep = |pool: &mut KeepPool, offset: u32| ring.keep(pool, waited, waited.add(offset), &[7; 100]);
@@ -160,7 +169,7 @@ mod tests {
         assert_eq!(keep(&mut pool, WINDOW), Keeping::NoRoom, "beyond the window");
         assert_eq!(keep(&mut pool, WINDOW - 1), Keeping::Kept);
         assert_eq!(keep(&mut pool, 5), Keeping::Kept);
-        assert_eq!(keep(&mut pool, 6), Keeping::NoRoom, "no room");
+        assert_eq!(keep(&mut pool, 6), Keeping::NoRoom, "the rest is for others");
         assert_eq!(ring.keep(&mut pool, waited, waited.add(7), &[0; FRAME_BYTES + 1]), Keeping::NoRoom);
         assert!(ring.take(&pool, waited, waited.add(1)).is_none(), "none is due");
         let kept = ring.take(&pool, waited, waited.add(2)).unwrap();
@@ -170,5 +179,18 @@ mod tests {
         assert_eq!(pool.used(), 2);
         assert_eq!(ring.clear(&mut pool), 2);
         assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn those_who_give_nothing_back_leave_something_to_others() {
+        let (mut pool, waited) = (KeepPool::new(100), Psn::new(0));
+        let shares: Vec<usize> = (0..8)
+            .map(|_| {
+                let mut ring = KeptRing::new();
+                let all = (1..WINDOW).map(|offset| ring.keep(&mut pool, waited, waited.add(offset), &[7; 100]));
+                all.filter(|&keeping| keeping == Keeping::Kept).count()
+            })
+            .collect();
+        assert_eq!(shares, [50, 25, 13, 6, 3, 2, 1, 0], "each has half of what is left");
     }
 }

@@ -89,9 +89,11 @@ impl Qp {
             Keeping::Twice => env.counters.duplicate_request += 1,
             Keeping::NoRoom => env.counters.kept_no_room += 1,
         }
-        if self.recovery.is_selective() {
+        let keeps = self.body.kept.as_ref().is_some_and(|kept| !kept.set().is_empty());
+        if self.recovery.is_selective() && keeps {
             self.ack(env);
         } else if !self.resp.silent {
+            // To a selective peer too, if nothing can be kept: then only going back helps.
             // IBTA 9.7.5.1.1: one NAK for a gap, then silence until the expected PSN comes.
             self.resp.silent = true;
             env.counters.out_of_sequence += 1;

@@ -33,6 +33,21 @@ impl Qp {
             }
         }
         self.refresh_timeout(env);
+        self.restart_timers(env);
+    }
+
+    /// Timers are those of the policy that was set just now, whatever is in flight already.
+    fn restart_timers(&mut self, env: &mut Env) {
+        self.req.deadline = Time::NEVER;
+        let is_waiting = self.req.una_psn != self.req.max_psn && self.req.rnr_until == Time::NEVER;
+        if !is_waiting || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        if self.req.timeout_ns > 0 {
+            self.req.deadline = env.now.add_ns(self.req.timeout_ns);
+        }
+        self.start_probe(env);
+        self.arm_timer(env);
     }
 
     /// The board of a QP whose first PSN was set, or that starts anew.
@@ -118,13 +133,17 @@ impl Qp {
     }
 
     /// The peer has executed everything before `end`.
-    fn note_executed(&mut self, env: &Env, end: Psn) {
+    fn note_executed(&mut self, env: &mut Env, end: Psn) {
         let last = end.sub(1);
         let slot = self.slot_at(last).map(|number| self.slot_index(number));
         let Some(board) = &mut self.body.board else { return };
         if !board.acked_end.is_before(end) {
             return;
         }
+        if board.is_taken_back(self.req.una_psn, end) {
+            self.schedule_requests(env);
+        }
+        let Some(board) = &mut self.body.board else { return };
         if let Some(index) = slot {
             let response_of = self.body.slots[index].opcode.is_read_or_atomic().then_some(index);
             board.note_arrival(last, response_of, &self.body.cold.rtt, env.now, &env.recovery);
@@ -135,6 +154,10 @@ impl Qp {
 
     /// Moves on as far as the peer has executed and answered.
     fn advance_executed(&mut self, env: &mut Env) {
+        if self.state == QpState::Err {
+            // A response has just broken it: what is behind that is flushed.
+            return;
+        }
         if let Some(end) = self.body.board.as_ref().map(|board| board.acked_end) {
             // A READ that is not answered in full is no gap here: what is missing of it is asked for by itself.
             let _ = self.advance_to(env, end);
@@ -183,6 +206,10 @@ impl Qp {
             // The peer may say what it likes: it counts for what is in flight only.
             if !psn.is_before(nxt) || psn.distance_from(una) >= WINDOW.cast_signed() {
                 break;
+            }
+            if psn.is_before(board.acked_end) {
+                // What is executed meanwhile is known better: of a READ this bit would stand for a response.
+                continue;
             }
             board.sacked.insert(psn);
             board.lost.remove(psn);
@@ -292,17 +319,19 @@ impl Qp {
             let slot = self.body.slots[self.slot_index(number)];
             let Some(board) = &mut self.body.board else { return };
             let is_executed = slot.first_psn.is_before(board.acked_end);
-            let (skipped, is_passed) = match (slot.opcode.is_read_or_atomic(), is_executed) {
+            let next = psn.add(1);
+            let (looked_at, is_passed) = match (slot.opcode.is_read_or_atomic(), is_executed) {
                 // Its request is on its way, whatever PSN of it this is, and has its own place in the map.
-                (true, false) if psn != slot.first_psn => (slot.packets, None),
-                (false, _) if psn.is_before(board.acked_end) => (slot.packets, None),
-                (true, true) => (1, Some(psn.is_before(board.response_end))),
-                _ => (1, Some(psn.is_before(board.request_end))),
+                (true, false) if psn != slot.first_psn => (slot.end_psn(), None),
+                (false, _) if psn.is_before(board.acked_end) => (earlier(slot.end_psn(), board.acked_end), None),
+                (true, true) => (next, Some(psn.is_before(board.response_end))),
+                _ => (next, Some(psn.is_before(board.request_end))),
             };
             // Of a READ that waits at the peer for what is before it, nothing is missing.
             let is_waiting = slot.opcode.is_read_or_atomic() && !is_executed && board.sacked.contains(slot.first_psn);
             if let (Some(is_passed), false) = (is_passed, is_waiting)
-                && let Verdict::LostAt(at) = board.judge(psn, is_passed, &self.body.cold.rtt, &env.recovery, env.now)
+                && let Verdict::LostAt(at) =
+                    board.judge(psn, psn == una, is_passed, &self.body.cold.rtt, &env.recovery, env.now)
             {
                 if at <= env.now {
                     board.lost.insert(psn);
@@ -310,8 +339,8 @@ impl Qp {
                     board.reorder_at = board.reorder_at.min(at);
                 }
             }
-            let done = if skipped == 1 { (psn, 1) } else { (psn, slot.end_psn().distance_from(psn).cast_unsigned()) };
-            open = open.without(&PsnSet::range(done.0, done.1.min(WINDOW)));
+            let count = looked_at.distance_from(psn).cast_unsigned();
+            open = open.without(&PsnSet::range(psn, count.min(WINDOW)));
         }
     }
 
@@ -470,4 +499,9 @@ impl Qp {
         env.counters.tail_probes += 1;
         self.schedule_requests(env);
     }
+}
+
+/// The earlier of two PSNs.
+fn earlier(a: Psn, b: Psn) -> Psn {
+    if b.is_before(a) { b } else { a }
 }

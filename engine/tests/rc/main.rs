@@ -2,6 +2,7 @@
 //!
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
+//! * [`selective`]: each side of selective repeat by itself, and peers that mean harm by it.
 //! * [`completions`], [`srq`], [`qp_states`], [`work_requests`], [`windows`]: what an application sees.
 //! * [`post_mortem`]: what an operator sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
@@ -26,6 +27,7 @@ mod qp_states;
 mod recovery;
 mod requester;
 mod responder;
+mod selective;
 mod shares;
 mod srq;
 mod transfer;

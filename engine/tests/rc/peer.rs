@@ -8,7 +8,7 @@ use shm::control::{AsyncEvent, QpDetail, Reply, Request};
 use shm::layout::{Cqe, SendWqe, Sge};
 use wire::{
     AethRepr, AtomicAckEthRepr, AtomicEthRepr, Bth, DethRepr, Frame, IethRepr, ImmDtRepr, MacAddr, Msn, Opcode,
-    PathFields, PathTemplate, Psn, Qkey, Qpn, RethRepr, Rkey, Syndrome, icrc,
+    PathFields, PathTemplate, Psn, Qkey, Qpn, RethRepr, Rkey, SackEthRepr, Syndrome, icrc,
 };
 
 use crate::support::{BASE, CAP, Client, Pair, connect, modify};
@@ -132,6 +132,18 @@ impl Pair {
         self.packet(from, Opcode::RC_ACK, psn).aeth(syndrome, 0)
     }
 
+    /// A selective acknowledgement from `from`: which PSN is missing, and which after it have come.
+    pub(crate) fn sack(&self, from: usize, missing: u32, come: impl IntoIterator<Item = u32>) -> Packet {
+        let mut map = SackEthRepr::default();
+        for bit in come.into_iter().map(|psn| psn - missing - 1) {
+            map.words[bit as usize / 64] |= 1 << (bit % 64);
+        }
+        let mut packet = self.packet(from, Opcode::SELECTIVE_ACK, missing).aeth(0x1f, 0);
+        packet.bth.psn = packet.bth.psn.sub(1);
+        packet.ext.extend(map.to_bytes());
+        packet
+    }
+
     /// What a host has to say now, in words.
     pub(crate) fn listen(&mut self, side: usize) -> Vec<String> {
         let mut said = Vec::new();
@@ -178,6 +190,9 @@ impl Pair {
         let mut add = |word: String| words = format!("{words} {word}");
         if let Some(reth) = frame.reth() {
             add(format!("va +{} of {}", reth.va.wrapping_sub(BASE), reth.dma_len));
+        }
+        if let Some(sack) = frame.sacketh() {
+            add(format!("names {}", sack.count()));
         }
         if !frame.payload().is_empty() {
             add(format!("len {}", frame.payload().len()));
