@@ -76,16 +76,17 @@ pub(super) const fn operation_name(kind: OpKind) -> &'static str {
 }
 
 fn retries_used_up(record: &BreakRecord) -> String {
-    let Retries { timeouts, sequence_naks, gaps, waited_ns, .. } = record.retries;
+    let Retries { timeouts, sequence_naks, gaps, selective, waited_ns, .. } = record.retries;
     let (ours, peer) = ends(record);
     let psn = record.psns.unacknowledged & Psn::MASK;
-    let (tries, waited) = (u64::from(timeouts) + u64::from(sequence_naks) + u64::from(gaps), duration(waited_ns));
+    let tries = [timeouts, sequence_naks, gaps, selective].map(u64::from).iter().sum();
+    let waited = duration(waited_ns);
     if timeouts == 0 && gaps == 0 {
         let mtu = record.path.map_or(0, |path| path.path_mtu);
         return format!(
             "the peer asked {} for PSN {psn:#08x} in {waited}: that packet is lost each time; can packets of path MTU \
              {mtu} pass between {ours} and {peer}?",
-            times(tries)
+            times(u64::from(sequence_naks))
         );
     }
     if sequence_naks > 0 || gaps > 0 {
@@ -100,6 +101,14 @@ fn retries_used_up(record: &BreakRecord) -> String {
     }
     let since = |at: Time| (at != Time::NEVER).then(|| record.at.ns_since(at));
     let because = match (since(record.heard), since(record.others_heard)) {
+        (Some(ago), _) if ago < waited_ns && selective > 0 => {
+            let repeats = counted(u64::from(selective), "selective repeat");
+            format!(
+                "packets of the peer still came, the last {} before, and say that PSN {psn:#08x} is missing after {repeats}: \
+                 that packet is lost each time; the path between {ours} and {peer} may not pass it",
+                duration(ago)
+            )
+        }
         (Some(ago), _) if ago < waited_ns => {
             format!(
                 "packets of the peer still came, the last {} before: its answers to this one are lost",

@@ -2,7 +2,7 @@
 
 use engine::ErrorCause;
 use engine::control::Peer;
-use shm::attr::{AccessFlags, QpState, WcStatus, WrOpcode};
+use shm::attr::{AccessFlags, QpState, RecoveryPolicy, WcStatus, WrOpcode};
 use shm::control::post_mortem::{PostMortem, Retries};
 use shm::control::{Reply, Request};
 use shm::layout::SendWqe;
@@ -88,6 +88,40 @@ fn a_peer_that_fell_silent_was_heard_before_and_has_a_round_trip_time() {
     assert!(found.summary.sentence.contains(
         "the peer was last heard 603 ms before: it may be gone, or UDP port 4791 is filtered between 10.0.0.1 and 10.0.0.2 now"
     ), "{}", found.summary.sentence);
+}
+
+#[test]
+fn a_packet_that_is_lost_each_time_is_named_with_its_selective_repeats() {
+    for policy in [RecoveryPolicy::SelectiveRepeat, RecoveryPolicy::Hybrid] {
+        let mut pair = Pair::new(Connect { path_mtu: 1, ..Connect::default() });
+        pair.set_recovery(policy);
+        let first = wire::Psn::new(pair.connect.psn[0]);
+        pair.post(write_to(&pair, 1), 2048);
+        let mut failures = Vec::new();
+        for _ in 0..20_000 {
+            pair.exchange_with(|from, frame| {
+                let is_first = from == 0 && wire::Frame::parse(&frame).unwrap().bth().psn == first;
+                if is_first { vec![] } else { vec![frame] }
+            });
+            failures.extend(pair.failures(0));
+            if !failures.is_empty() {
+                break;
+            }
+            pair.now = pair.now.add_ns(50_000);
+        }
+        assert_eq!(failures, [failed(1, WcStatus::RetryExcErr, ErrorCause::RetryExceeded)], "{policy}");
+        let found = why(&mut pair, 0);
+        let Retries { timeouts, selective, .. } = found.retries;
+        assert_eq!(timeouts, 8, "{policy}");
+        assert!(selective > 1, "{policy}");
+        let said = found.summary.sentence;
+        let begin = format!("no answer to {} transmissions in ", u64::from(timeouts) + u64::from(selective));
+        let end = format!(
+            " before, and say that PSN 0x0a0000 is missing after {selective} selective repeats: that packet is lost each \
+             time; the path between 10.0.0.1 and 10.0.0.2 may not pass it"
+        );
+        assert!(said.starts_with(&begin) && said.ends_with(&end), "{policy}: {said}");
+    }
 }
 
 /// One more QP of each side's client, connected with each other.
