@@ -66,6 +66,7 @@ stage_sim() {
   check build 900 cargo build --profile sim -p ferroce-sim --locked || return
   check seeds-0..300 300 "$target/sim/ferroce-sim" --seeds 0..300
   check network-seeds-0..2000 300 "$target/sim/ferroce-sim" --swarm network --seeds 0..2000
+  check papers 60 "$target/sim/ferroce-sim" papers R2 R7
   local seed
   seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
   check "fresh-seeds-$seed..$((seed + 20))" 120 "$target/sim/ferroce-sim" --seeds "$seed..$((seed + 20))"

@@ -15,6 +15,7 @@
 //! * [`workload`]: flows by pattern, by chance and by published distributions.
 //! * [`stats`]: completion times, slowdowns, rates, queues and fairness, from what a network tells.
 //! * [`report`]: a run as CSV, JSON, charts and a page.
+//! * [`papers`]: results that others have published, beside ours.
 //! * [`swarm`]: settings of a run, all drawn from its seed.
 //! * [`trace`], [`capture`]: what a run leaves: a hash, and the frames for a sniffer.
 //!
@@ -33,6 +34,7 @@ pub mod flow;
 pub mod host;
 pub mod link;
 pub mod network;
+pub mod papers;
 pub mod random;
 pub mod report;
 pub mod run;

@@ -23,7 +23,7 @@ const MAX_FILE_BYTES: u64 = 64 * 1024;
 const MAX_POINTS: usize = 1024;
 
 /// How large the flows of a workload are, as a scenario writes it: `sizes = "web-search"`, `sizes = { bytes = 65536 }`,
-/// `sizes = { file = "mine.txt" }`.
+/// `sizes = { file = "mine.txt" }`, `sizes = { points = "0:0 1000:50 90000:100" }`.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sizes {
@@ -38,6 +38,8 @@ pub enum Sizes {
     /// Points `size:percent` in a file, with blanks or line ends between them, `#` before a comment. A relative path starts
     /// from the scenario's folder.
     File(PathBuf),
+    /// The same points in the scenario itself.
+    Points(String),
 }
 
 impl Sizes {
@@ -52,6 +54,7 @@ impl Sizes {
             Self::Storage => SizeDistribution::parse(STORAGE),
             Self::Bytes(bytes) => SizeDistribution::parse(&format!("{bytes}:0 {bytes}:100")),
             Self::File(path) => SizeDistribution::parse(&read(&directory.join(path))?),
+            Self::Points(points) => SizeDistribution::parse(points),
         }
     }
 }

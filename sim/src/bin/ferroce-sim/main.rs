@@ -1,6 +1,7 @@
 //! `ferroce-sim`: runs scenarios, and seeds of the simulator's swarm.
 #![forbid(unsafe_code)]
 
+mod papers;
 mod scenario;
 
 use std::fmt;
@@ -131,6 +132,8 @@ impl Swarm {
 enum Command {
     /// Runs a scenario file: a network, its traffic and its faults.
     Run(scenario::RunArgs),
+    /// Runs set-ups whose results others have published, and prints theirs beside ours.
+    Papers(papers::PapersArgs),
 }
 
 /// Between two progress lines where there is no terminal to overwrite them on.
@@ -146,8 +149,12 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
-    if let Some(Command::Run(run)) = &args.command {
-        return Ok(if scenario::run(run)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    if let Some(command) = &args.command {
+        let is_good = match command {
+            Command::Run(run) => scenario::run(run)?,
+            Command::Papers(papers) => papers::run(papers)?,
+        };
+        return Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let failed_count = match (args.seed, args.seeds.clone()) {
         (Some(seed), _) => u64::from(!run_one(seed, &args)?),
