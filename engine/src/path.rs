@@ -12,7 +12,7 @@ use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag, source_port_f
 use crate::config::PortAddress;
 use crate::neigh::{NeighKey, NextHop};
 use crate::post_mortem::PathFacts;
-use crate::qos::Lane;
+use crate::qos::{Lane, PriorityMap};
 use crate::qp::state::ModifyError;
 use crate::shard::PortState;
 use crate::shard_of;
@@ -126,13 +126,7 @@ impl Path {
         };
         let mut fields = path_fields(&self.ah, &self.ours, self.peer, port.config.mac, self.udp_src_port);
         fields.dst_mac = mac.unwrap_or(MacAddr::ZERO);
-        self.lane = match self.hop {
-            Hop::Local => Lane::INSIDE,
-            Hop::Group(_) | Hop::Neighbour(_) => {
-                let pcp = self.ours.vlan.map(|_| self.ah.sl);
-                Lane::of_priority(port.qos.map().priority(self.ah.traffic_class, pcp))
-            }
-        };
+        self.lane = self.lane_of_class(port.qos.map(), self.ah.traffic_class, self.ah.sl);
         if self.marks_ecn() {
             fields.traffic_class = fields.traffic_class & !3 | ECT_0;
         }
@@ -197,6 +191,17 @@ impl Path {
     #[inline]
     pub(crate) fn lane(&self) -> Lane {
         self.lane
+    }
+
+    /// The lane of a packet that goes this way with a traffic class, and in a VLAN a priority, of its own.
+    pub(crate) fn lane_of_class(&self, map: &PriorityMap, traffic_class: u8, pcp: u8) -> Lane {
+        match self.hop {
+            Hop::Local => Lane::INSIDE,
+            Hop::Group(_) | Hop::Neighbour(_) => {
+                let pcp = self.ours.vlan.map(|_| pcp);
+                Lane::of_priority(map.priority(traffic_class, pcp))
+            }
+        }
     }
 
     /// It goes by this neighbour of this port.

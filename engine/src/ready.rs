@@ -17,10 +17,14 @@ pub(crate) enum Output {
     Request = 4,
     /// Completions of flushed work requests.
     Flush = 8,
+    /// A CNP, in the lane of its own priority.
+    Cnp = 16,
 }
 
 impl Output {
-    const ALL: [Self; 4] = [Self::Ack, Self::Response, Self::Request, Self::Flush];
+    /// What waits in the QP's own lane.
+    pub(crate) const IN_OWN_LANE: [Self; 4] = [Self::Ack, Self::Response, Self::Request, Self::Flush];
+    const ALL: [Self; 5] = [Self::Ack, Self::Response, Self::Request, Self::Flush, Self::Cnp];
 }
 
 /// The queues of one kind of output.
@@ -44,13 +48,14 @@ impl LaneQueues {
 }
 
 /// A queue of QP indices for each kind of output and each lane. A QP is in one queue of each kind at most: its `scheduled` bits
-/// say whether, its lane says which.
+/// say whether, its lane says which; a CNP has a lane of its own, so that a pause of the data that it is about does not hold it.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyQueues {
     acks: LaneQueues,
     responses: LaneQueues,
     requests: LaneQueues,
     flushes: LaneQueues,
+    cnps: LaneQueues,
     /// Whose turn it is in a lane that has both.
     is_requests_turn: bool,
 }
@@ -63,6 +68,7 @@ impl ReadyQueues {
             Output::Response => &mut self.responses,
             Output::Request => &mut self.requests,
             Output::Flush => &mut self.flushes,
+            Output::Cnp => &mut self.cnps,
         }
     }
 
@@ -106,10 +112,16 @@ impl ReadyQueues {
         queues.lanes[lane.index()].push_front(index);
     }
 
-    /// Lanes in which acknowledgements wait.
+    /// Lanes in which acknowledgements or CNPs wait.
     #[inline]
-    pub(crate) fn acks(&self) -> LaneSet {
-        self.acks.occupied
+    pub(crate) fn answers(&self) -> LaneSet {
+        self.acks.occupied.or(self.cnps.occupied)
+    }
+
+    /// CNPs of a lane go before its acknowledgements: there are few of them, and they are about now.
+    #[inline]
+    pub(crate) fn pick_answer(&self, lane: Lane) -> Output {
+        if self.cnps.occupied.contains(lane) { Output::Cnp } else { Output::Ack }
     }
 
     /// Lanes in which responses or requests wait.
@@ -139,21 +151,21 @@ impl ReadyQueues {
         Output::ALL.into_iter().for_each(|output| self.queues(output).remove(index));
     }
 
-    /// A QP has changed its lane: it goes to the end of its queues there.
-    pub(crate) fn change_lane(&mut self, lane: Lane, index: u32, scheduled: u8) {
-        for output in Output::ALL.into_iter().filter(|&output| scheduled & output as u8 != 0) {
+    /// Some of a QP's outputs have changed their lane: it goes to the end of their queues there.
+    pub(crate) fn change_lane(&mut self, outputs: &[Output], lane: Lane, index: u32, scheduled: u8) {
+        for &output in outputs.iter().filter(|&&output| scheduled & output as u8 != 0) {
             self.queues(output).remove(index);
             self.schedule(output, lane, index, &mut { 0 });
         }
     }
 
     /// Any number of QPs have changed their lanes: all go where they belong now.
-    pub(crate) fn sort_anew(&mut self, lane_of: impl Fn(u32) -> Lane) {
+    pub(crate) fn sort_anew(&mut self, lane_of: impl Fn(Output, u32) -> Lane) {
         for output in Output::ALL {
             for lane in self.queues(output).occupied.iter() {
                 for _ in 0..self.queues(output).lanes[lane.index()].len() {
                     let Some(index) = self.pop(output, lane) else { break };
-                    self.schedule(output, lane_of(index), index, &mut { 0 });
+                    self.schedule(output, lane_of(output, index), index, &mut { 0 });
                 }
             }
         }
@@ -161,7 +173,7 @@ impl ReadyQueues {
 
     /// True if somebody waits who may go on: in a lane that is open, or to be flushed.
     pub(crate) fn has_work(&self, open: LaneSet) -> bool {
-        let waiting = self.acks().or(self.data());
+        let waiting = self.answers().or(self.data());
         !waiting.and(open).is_empty() || !self.flushes.occupied.is_empty()
     }
 }
@@ -180,7 +192,7 @@ mod tests {
         for index in 0..6 {
             ready.schedule(Output::Request, lane(0), index, &mut 0);
         }
-        ready.sort_anew(|index| lane((index % 2) as u8 * 3));
+        ready.sort_anew(|_, index| lane((index % 2) as u8 * 3));
         let drain = |ready: &mut ReadyQueues, lane| -> Vec<u32> {
             std::iter::from_fn(|| ready.pop(Output::Request, lane)).collect()
         };
@@ -205,14 +217,30 @@ mod tests {
     }
 
     #[test]
+    fn a_cnp_keeps_its_lane_when_its_qp_changes_and_goes_before_acknowledgements() {
+        let mut ready = ReadyQueues::default();
+        let mut scheduled = 0;
+        ready.schedule(Output::Ack, lane(3), 7, &mut scheduled);
+        ready.schedule(Output::Cnp, lane(6), 7, &mut scheduled);
+        ready.change_lane(&Output::IN_OWN_LANE, lane(6), 7, scheduled);
+        assert_eq!((ready.answers(), ready.pick_answer(lane(6))), (lane(6).set(), Output::Cnp));
+        ready.sort_anew(|output, _| lane(if output == Output::Cnp { 5 } else { 1 }));
+        assert_eq!((ready.pop(Output::Cnp, lane(5)), ready.pop(Output::Ack, lane(1))), (Some(7), Some(7)));
+        assert!(!ready.has_work(LaneSet::ALL));
+        ready.schedule(Output::Cnp, lane(6), 7, &mut 0);
+        ready.remove(7);
+        assert!(!ready.has_work(LaneSet::ALL));
+    }
+
+    #[test]
     fn a_lane_change_takes_a_qp_along_and_nobody_else() {
         let mut ready = ReadyQueues::default();
         let mut scheduled = 0;
         ready.schedule(Output::Ack, lane(2), 7, &mut scheduled);
         ready.schedule(Output::Request, lane(2), 7, &mut scheduled);
         ready.schedule(Output::Request, lane(2), 8, &mut 0);
-        ready.change_lane(lane(5), 7, scheduled);
-        assert_eq!((ready.acks(), ready.pop(Output::Ack, lane(5))), (lane(5).set(), Some(7)));
+        ready.change_lane(&Output::IN_OWN_LANE, lane(5), 7, scheduled);
+        assert_eq!((ready.answers(), ready.pop(Output::Ack, lane(5))), (lane(5).set(), Some(7)));
         assert_eq!((ready.pop(Output::Request, lane(2)), ready.pop(Output::Request, lane(5))), (Some(8), Some(7)));
     }
 }

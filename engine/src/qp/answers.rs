@@ -162,9 +162,6 @@ impl Qp {
     /// Sends the acknowledgement or NAK that is due, after the answers to what came before it.
     #[inline]
     pub(crate) fn transmit_ack<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
-        if self.cc.cnp_due() {
-            return self.transmit_cnp(env, tx);
-        }
         if self.owes_sack() && self.resp.nak.is_none() && !self.req.unresolved {
             return if self.resp.ack_due { self.send_sack(env, tx) } else { Step::Idle };
         }

@@ -14,6 +14,7 @@ use crate::cc::{Controller, ParamId, Profile, Settings};
 use crate::command::CongestionReport;
 use crate::pacer::Pacer;
 use crate::path::EcnMarking;
+use crate::qos::{Lane, PriorityMap};
 use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
@@ -63,7 +64,7 @@ impl CcFlags {
     }
 
     #[inline]
-    pub(super) const fn cnp_due(self) -> bool {
+    const fn cnp_due(self) -> bool {
         self.0 & Self::CNP_DUE != 0
     }
 }
@@ -101,6 +102,12 @@ impl Congestion {
     fn advance(&mut self, now: Time) {
         self.pacer.advance(now, self.rate_bps, self.profile.get(ParamId::Burst));
         self.controller.advance(now, &self.profile);
+    }
+
+    /// Traffic class and 802.1p priority of CNPs.
+    fn cnp_class(&self) -> (u8, u8) {
+        let of = |id| self.profile.get(id) as u8;
+        (of(ParamId::CnpDscp) << 2, of(ParamId::CnpPcp))
     }
 
     /// When the pacer is to be looked at again.
@@ -141,8 +148,17 @@ impl Qp {
         congestion.advance(env.now);
         congestion.controller = congestion.controller.adapt(&profile);
         congestion.profile = profile;
+        self.refresh_cnp_lane(env);
         self.apply_ecn(env);
         self.apply_limit(env);
+    }
+
+    /// A CNP that waits may have another priority now.
+    fn refresh_cnp_lane(&mut self, env: &mut Env) {
+        if let Some(port) = env.ports.get_mut(usize::from(self.port)) {
+            let lane = self.cnp_lane(port.qos.map());
+            port.ready.change_lane(&[Output::Cnp], lane, self.index, self.scheduled);
+        }
     }
 
     fn congestion_profile(&self, env: &Env) -> Option<Arc<Profile>> {
@@ -368,13 +384,24 @@ impl Qp {
         if env.now >= congestion.cnp_after {
             congestion.cnp_after = env.now.add_ns(congestion.profile.get(ParamId::CnpInterval));
             self.cc.set(CcFlags::CNP_DUE, true);
-            self.schedule(env, Output::Ack);
+            self.schedule(env, Output::Cnp);
         }
+    }
+
+    /// The lane of the priority that its CNPs have.
+    #[cold]
+    pub(super) fn cnp_lane(&self, map: &PriorityMap) -> Lane {
+        let (Some(path), Some(congestion)) = (&self.body.path, &self.body.congestion) else { return self.lane };
+        let (traffic_class, pcp) = congestion.cnp_class();
+        path.lane_of_class(map, traffic_class, pcp)
     }
 
     /// Sends the CNP that is due.
     #[cold]
-    pub(super) fn transmit_cnp<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+    pub(crate) fn transmit_cnp<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T) -> Step {
+        if !self.cc.cnp_due() {
+            return Step::Idle;
+        }
         let body = &*self.body;
         let (Some(path), Some(congestion), false) = (&body.path, &body.congestion, self.req.unresolved) else {
             // It would tell of a moment that has passed.
@@ -384,8 +411,8 @@ impl Qp {
         if tx.room() == 0 {
             return Step::NoRoom;
         }
-        let class = |id| congestion.profile.get(id) as u8;
-        let template = path.template().with_class(class(ParamId::CnpDscp) << 2, class(ParamId::CnpPcp));
+        let (traffic_class, pcp) = congestion.cnp_class();
+        let template = path.template().with_class(traffic_class, pcp);
         let mut bth = Bth::new(Opcode::CNP, self.dest_qpn, Psn::new(0));
         bth.pkey = self.pkey;
         bth.becn = true;

@@ -12,6 +12,7 @@ use crate::cause::ErrorCause;
 use crate::counters::QpCounters;
 use crate::path::Path;
 use crate::post_mortem::RetryMeter;
+use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
 
@@ -233,7 +234,7 @@ impl Qp {
         if lane != self.lane {
             self.lane = lane;
             if let Some(port) = env.ports.get_mut(usize::from(self.port)) {
-                port.ready.change_lane(lane, self.index, self.scheduled);
+                port.ready.change_lane(&Output::IN_OWN_LANE, lane, self.index, self.scheduled);
             }
         }
         self.req.unresolved = !path.is_resolved();

@@ -10,6 +10,7 @@ use super::{Qp, Rewound, transfer};
 use crate::cause::ErrorCause;
 use crate::mr::MrTable;
 use crate::post_mortem::RetryKind;
+use crate::qos::{Lane, PriorityMap};
 use crate::ready::Output;
 use crate::shard::Env;
 use crate::time::Time;
@@ -74,8 +75,17 @@ impl Qp {
     }
 
     #[inline]
-    pub(super) fn schedule(&mut self, env: &mut Env, output: Output) {
-        env.schedule(self.port, output, self.lane, self.index, &mut self.scheduled);
+    pub(crate) fn schedule(&mut self, env: &mut Env, output: Output) {
+        if let Some(port) = env.ports.get_mut(usize::from(self.port)) {
+            let lane = self.lane_of(output, port.qos.map());
+            port.ready.schedule(output, lane, self.index, &mut self.scheduled);
+        }
+    }
+
+    /// Where an output of its waits for its turn.
+    #[inline]
+    pub(crate) fn lane_of(&self, output: Output, map: &PriorityMap) -> Lane {
+        if output == Output::Cnp { self.cnp_lane(map) } else { self.lane }
     }
 
     #[inline]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shm::control::AsyncEvent;
 use shm::qos::QosSettings;
 
-use super::{SessionDoorbells, Shard};
+use super::{PortState, SessionDoorbells, Shard};
 use crate::cc::{Profile, Settings};
 use crate::command::{Answer, Command};
 use crate::config::PortConfig;
@@ -14,7 +14,6 @@ use crate::neigh::NeighKey;
 use crate::qos::Lane;
 use crate::qp::Qp;
 use crate::qp::state::AttrLimits;
-use crate::ready::Output;
 use crate::srq::Srq;
 use crate::time::Time;
 
@@ -143,7 +142,8 @@ impl Shard {
         }
         if let Some(state) = env.ports.get_mut(usize::from(port)) {
             let qp = |index: u32| qps.get(index as usize).and_then(Option::as_deref);
-            state.ready.sort_anew(|index| qp(index).map_or(Lane::INSIDE, |qp| qp.lane));
+            let PortState { ready, qos, .. } = state;
+            ready.sort_anew(|output, index| qp(index).map_or(Lane::INSIDE, |qp| qp.lane_of(output, qos.map())));
         }
         Answer::QosSettings(before)
     }
@@ -248,8 +248,7 @@ impl Shard {
         qp.reset(&mut self.env);
         self.env.timers.cancel(index);
         self.env.pacing.cancel(index);
-        if qp.scheduled & (Output::Ack as u8 | Output::Response as u8 | Output::Request as u8 | Output::Flush as u8)
-            != 0
+        if qp.scheduled != 0
             && let Some(port) = self.env.ports.get_mut(usize::from(qp.port))
         {
             port.ready.remove(index);

@@ -28,7 +28,7 @@ impl Shard {
 
     /// Builds frames for a port until the batch is full or nobody has anything to send. Returns how many were built.
     ///
-    /// Acknowledgements go first: they are small and hold the peer up. Responses and requests take turns, one QP's quantum
+    /// Acknowledgements and CNPs go first: they are small and hold the peer up. Responses and requests take turns, one QP's quantum
     /// each. Between lanes, traffic classes decide; lanes that the peer has paused wait.
     #[inline]
     pub fn poll_transmit<T: TxBatch>(&mut self, now: Time, port: u8, tx: &mut T) -> usize {
@@ -63,6 +63,7 @@ impl Shard {
         for _ in 0..env.transport.quantum_packets {
             let step = match output {
                 Output::Ack => qp.transmit_ack(env, tx),
+                Output::Cnp => qp.transmit_cnp(env, tx),
                 Output::Response => qp.transmit_response(env, tx),
                 _ => qp.transmit_request(env, tx),
             };
@@ -79,7 +80,8 @@ impl Shard {
                         && let Some(state) = env.ports.get_mut(usize::from(port))
                     {
                         qp.scheduled |= output as u8;
-                        state.ready.put_back(output, qp.lane, index);
+                        let lane = qp.lane_of(output, state.qos.map());
+                        state.ready.put_back(output, lane, index);
                     }
                     has_more = false;
                     break;
@@ -94,7 +96,7 @@ impl Shard {
             }
         }
         if has_more {
-            env.schedule(port, output, qp.lane, index, &mut qp.scheduled);
+            qp.schedule(env, output);
         }
         env.count_turn(port, lane, &mut meter);
     }
@@ -105,9 +107,10 @@ impl PortState {
     #[inline]
     fn next_turn(&mut self) -> Option<(Output, Lane)> {
         let open = self.qos.open_lanes();
-        let acks = self.ready.acks().and(open);
-        if !acks.is_empty() {
-            return Some((Output::Ack, self.qos.pick(acks)?));
+        let answers = self.ready.answers().and(open);
+        if !answers.is_empty() {
+            let lane = self.qos.pick(answers)?;
+            return Some((self.ready.pick_answer(lane), lane));
         }
         let lane = self.qos.pick(self.ready.data().and(open))?;
         Some((self.ready.pick_data(lane), lane))

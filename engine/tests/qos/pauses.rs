@@ -2,12 +2,13 @@
 
 use engine::{Time, is_for_all_shards};
 use shm::attr::{AhAttr, QpType, SendFlags, WrOpcode};
+use shm::control::congestion::{CongestionChange, CongestionTarget};
 use shm::control::{Reply, Request};
 use shm::layout::SendWqe;
-use shm::qos::QosSettings;
-use wire::{Gid, MacAddr, Opcode, PfcRepr};
+use shm::qos::{QosChange, QosSettings};
+use wire::{Frame, Gid, MacAddr, Opcode, PfcRepr};
 
-use crate::support::{CAP, Connect, HostOptions, connect};
+use crate::support::{CAP, Connect, HostOptions, connect, mark};
 use crate::world::{DSCP_3, LONGEST_PAUSE_NS, World, opcodes, pause, pause_all, with_pfc};
 
 #[test]
@@ -68,6 +69,54 @@ fn answers_are_paused_as_requests_are() {
     world.receive(&pause(3, 0));
     assert_eq!(world.exchange(), [3, 3, 3]);
     assert_eq!(world.completed(1), [0, 0]);
+}
+
+/// Host 0 gets a marked WRITE of its peer's.
+fn receive_marked(world: &mut World) {
+    world.post(1, 0, WrOpcode::RdmaWrite, 1, 1_000);
+    let now = world.pair.now;
+    for mut frame in world.pair.hosts[1].turn(now) {
+        mark(&mut frame);
+        world.receive(&frame);
+    }
+}
+
+#[test]
+fn a_cnp_leaves_while_the_data_that_it_is_about_is_paused() {
+    let mut world = World::new(with_pfc(&[3]), &[DSCP_3]);
+    world.receive(&pause(3, 0xffff));
+    receive_marked(&mut world);
+    let sent = world.turn();
+    assert_eq!(opcodes(&sent), [Opcode::CNP]);
+    assert_eq!(Frame::parse(&sent[0]).unwrap().traffic_class(), 48 << 2);
+    world.receive(&pause(3, 0));
+    assert_eq!(opcodes(&world.turn()), [Opcode::RC_ACK]);
+}
+
+#[test]
+fn a_cnp_waits_in_its_own_priority_and_follows_it() {
+    type Act = fn(&mut World);
+    let ends: [Act; 3] = [
+        |world| world.receive(&pause(6, 0)),
+        |world| {
+            let change = QosChange { dscp_to_priority: vec![(48, 5)], ..QosChange::default() };
+            assert!(matches!(world.set(change), Reply::Qos(_)));
+        },
+        |world| {
+            let change = CongestionChange { algorithm: None, values: vec![("cnp_dscp".to_owned(), "0".to_owned())] };
+            let request = Request::SetCongestion { target: CongestionTarget::Port(1), change };
+            assert!(matches!(world.pair.ask_operator(request), Reply::Congestion(_)));
+        },
+    ];
+    for end in ends {
+        let mut world = World::new(with_pfc(&[6]), &[DSCP_3]);
+        world.receive(&pause(6, 0xffff));
+        receive_marked(&mut world);
+        assert_eq!(opcodes(&world.turn()), [Opcode::RC_ACK]);
+        end(&mut world);
+        assert_eq!(opcodes(&world.turn()), [Opcode::CNP]);
+        assert_eq!(world.turn(), Vec::<Vec<u8>>::new());
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use shm::control::{Reply, Request};
 use wire::{Bth, Frame, Opcode, Psn};
 
 use crate::peer::Packet;
-use crate::support::{Client, Connect, HostOptions, Pair, connect};
+use crate::support::{Client, Connect, HostOptions, Pair, connect, mark};
 
 /// A pair whose first host has these settings; the second never limits itself.
 fn pair_with(c: Connect, algorithm: &str, values: &[(&str, &str)]) -> Pair {
@@ -134,15 +134,6 @@ fn marked_responses_make_cnps_too_and_unmarked_packets_none() {
     let [requester, responder] = [pair.port_counters(0), pair.port_counters(1)];
     assert_eq!((requester.np_ecn_marked_roce_packets, requester.np_cnp_sent), (4, 1));
     assert_eq!((responder.np_cnp_sent, responder.rp_cnp_ignored), (0, 1));
-}
-
-/// What a congested switch does to an IPv4 frame without options.
-fn mark(frame: &mut [u8]) {
-    frame[15] |= 3;
-    frame[24..26].fill(0);
-    let sum = frame[14..34].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum::<u32>();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    frame[24..26].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
 #[test]

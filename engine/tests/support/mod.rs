@@ -610,3 +610,12 @@ impl Pair {
         sent.iter().filter_map(|(from, f)| wire::Frame::parse(f).ok().map(|f| (*from, f.info().name))).collect()
     }
 }
+
+/// What a congested switch does to an IPv4 frame without options.
+pub(crate) fn mark(frame: &mut [u8]) {
+    frame[15] |= 3;
+    frame[24..26].fill(0);
+    let sum = frame[14..34].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum::<u32>();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    frame[24..26].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+}
