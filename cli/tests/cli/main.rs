@@ -1,5 +1,6 @@
 //! The tool as its users meet it: arguments in; text, JSON and an exit status out.
 
+mod congestion;
 mod fake_daemon;
 mod pcap;
 mod questions;

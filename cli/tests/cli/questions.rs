@@ -20,7 +20,7 @@ use wire::{Gid, MacAddr};
 use crate::fake_daemon::{FakeDaemon, hello};
 use crate::{Run, ferroce};
 
-fn ask(daemon: &FakeDaemon, args: &[&str]) -> Run {
+pub(crate) fn ask(daemon: &FakeDaemon, args: &[&str]) -> Run {
     ask_at(&daemon.socket(), args)
 }
 
@@ -29,14 +29,14 @@ fn ask_at(socket: &Path, args: &[&str]) -> Run {
 }
 
 /// The text of a run that went well.
-fn text(daemon: &FakeDaemon, args: &[&str]) -> String {
+pub(crate) fn text(daemon: &FakeDaemon, args: &[&str]) -> String {
     let run = ask(daemon, args);
     assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{args:?}");
     run.stdout
 }
 
 /// The one JSON object of a run that went well.
-fn json(daemon: &FakeDaemon, args: &[&str]) -> serde_json::Value {
+pub(crate) fn json(daemon: &FakeDaemon, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&text(daemon, args)).expect("one JSON object")
 }
 
