@@ -165,10 +165,11 @@ impl Cm {
         Ok(())
     }
 
-    /// The QP of a connection whose two sides agreed to repeat selectively, if it is known already.
-    pub(crate) fn selective_qp(&self, id: CmId) -> Option<Qpn> {
+    /// The QP of a connection whose two ends are known, and whether they agreed to repeat selectively.
+    pub(crate) fn settled_qp(&self, id: CmId) -> Option<(Qpn, bool)> {
         let link = self.ids.get(&id)?.link.as_ref()?;
-        (link.selective && link.local_qpn != Qpn::new(0)).then_some(link.local_qpn)
+        let is_known = link.local_qpn != Qpn::new(0) && link.remote_qpn != Qpn::new(0);
+        is_known.then_some((link.local_qpn, link.selective))
     }
 
     /// Attributes that take the id's QP to INIT, RTR or RTS.

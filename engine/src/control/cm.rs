@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-use shm::attr::QpType;
+use shm::attr::{QpType, RecoveryPolicy};
 use shm::control::AsyncEvent;
 use shm::control::Reply;
 use shm::control::cm::{CmEvent, CmEventType, CmReply, CmRequest, ConnParam, PortSpace};
@@ -264,13 +264,17 @@ impl Control {
         Ok((reply, Vec::new()))
     }
 
-    /// The QP of a connection whose peer agreed to selective repeat does so from here on: no data has come yet.
+    /// The QP of a connection does from here on what its peer agreed to: no data has come yet. One that would repeat selectively
+    /// unasked does not do so with a peer that was asked, and could not say yes.
     fn settle_recovery<S: Shards>(&self, shards: &mut S, session: &Session, handle: u32) {
         let Ok(id) = session.cm.id(handle).map(|book| book.id) else { return };
-        let Some(qpn) = self.cm.cm.selective_qp(id) else { return };
+        let Some((qpn, is_agreed)) = self.cm.cm.settled_qp(id) else { return };
+        if !is_agreed && !self.config.recovery.unasked.is_selective() {
+            return;
+        }
         // The number is the client's word.
         if session.qps.get(&qpn.value()).is_some_and(|book| book.kind == QpType::Rc) {
-            let policy = self.config.recovery.policy;
+            let policy = if is_agreed { self.config.recovery.policy } else { RecoveryPolicy::GoBackN };
             shards.command(shard_of(qpn), Command::SetRecovery { index: qpn.value() & QPN_INDEX_MASK, policy });
         }
     }

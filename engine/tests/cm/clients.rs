@@ -55,15 +55,19 @@ fn data_crosses_a_connection_that_ids_have_made() {
 #[test]
 fn selective_repeat_is_done_where_both_sides_offer_it() {
     use RecoveryPolicy::{GoBackN, Hybrid, SelectiveRepeat};
-    for (policies, agreed) in [
-        ([Hybrid, Hybrid], [Hybrid, Hybrid]),
-        ([SelectiveRepeat, Hybrid], [SelectiveRepeat, Hybrid]),
-        ([GoBackN, Hybrid], [GoBackN, GoBackN]),
-        ([Hybrid, GoBackN], [GoBackN, GoBackN]),
+    for (policies, unasked, agreed) in [
+        ([Hybrid, Hybrid], GoBackN, [Hybrid, Hybrid]),
+        ([SelectiveRepeat, Hybrid], GoBackN, [SelectiveRepeat, Hybrid]),
+        ([GoBackN, Hybrid], GoBackN, [GoBackN, GoBackN]),
+        ([Hybrid, GoBackN], GoBackN, [GoBackN, GoBackN]),
+        // Whatever a QP would do without being asked: this peer was asked.
+        ([GoBackN, Hybrid], SelectiveRepeat, [GoBackN, GoBackN]),
+        ([Hybrid, GoBackN], Hybrid, [GoBackN, GoBackN]),
     ] {
         let [a, b] = [1, 2].map(|n| {
             let mut options = HostOptions::new(n);
             options.recovery.policy = policies[usize::from(n) - 1];
+            options.recovery.unasked = unasked;
             options
         });
         let mut world = World::with(a, b);
