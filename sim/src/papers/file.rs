@@ -6,7 +6,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::measure::{Metric, Shown};
-use crate::report::{Scale, Unit};
+use crate::report::{MAX_SERIES, Scale, Unit};
 use crate::scenario::ScenarioError;
 
 /// Why a paper file is of no use.
@@ -115,6 +115,9 @@ pub(super) struct SweepChart {
     #[serde(default)]
     pub(super) y_scale: ScaleName,
     pub(super) cases: Vec<String>,
+    /// More keys than the cases'.
+    #[serde(default)]
+    pub(super) at: Table,
     #[serde(default)]
     pub(super) published: Vec<PublishedSeries>,
 }
@@ -158,6 +161,13 @@ pub(super) struct RatesChart {
     pub(super) file: String,
     pub(super) title: String,
     pub(super) case: String,
+    /// Only the first flows are drawn.
+    #[serde(default = "all_series")]
+    pub(super) flows: usize,
+}
+
+const fn all_series() -> usize {
+    MAX_SERIES
 }
 
 /// What others have published: points in the units of the axes.

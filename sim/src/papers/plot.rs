@@ -28,7 +28,8 @@ impl Study<'_> {
         for case in &sweep.cases {
             let mut points = Vec::new();
             for (value, x) in sweep.x.points() {
-                let at = Table::from_iter([(sweep.x.key.clone(), value.clone())]);
+                let mut at = sweep.at.clone();
+                at.insert(sweep.x.key.clone(), value.clone());
                 points.push((x, self.measure(sweep.metric, case, &at)?));
             }
             series.push(Series { name: case.clone(), look: Look::Measured, points });
@@ -49,7 +50,7 @@ impl Study<'_> {
     fn draw_rates(&mut self, rates: &RatesChart) -> Result<Drawing, PaperError> {
         let runs = self.runs(&rates.case, &Table::new())?;
         let flows = runs.first().map(|ran| ran.outcome.recorder.rates()).unwrap_or_default();
-        let series = flows.into_iter().map(|flow| Series {
+        let series = flows.into_iter().take(rates.flows).map(|flow| Series {
             name: format!("flow {}", flow.flow),
             look: Look::Line,
             points: flow.points,
