@@ -5,6 +5,7 @@
 //! * [`agenda`]: the clock, one heap of events ordered by time and sequence.
 //! * [`random`]: streams of random numbers, one for each node and direction, all from the seed.
 //! * [`link`](mod@link): rate, delay, MTU, and faults by chance or by script.
+//! * [`frame`]: how frames are stored, which is their owner's affair.
 //! * [`host`]: the engine with its control side, driven a turn at a time.
 //! * [`app`]: model applications that check every completion and every byte.
 //! * [`world`]: what happens in which order.
@@ -31,6 +32,7 @@ pub mod agenda;
 pub mod app;
 pub mod capture;
 pub mod flow;
+pub mod frame;
 pub mod host;
 pub mod link;
 pub mod network;
@@ -46,4 +48,6 @@ mod violation;
 pub mod workload;
 pub mod world;
 
+/// Virtual time, which whoever runs a switch or a link in real time names as well.
+pub use engine::Time;
 pub use violation::Violation;

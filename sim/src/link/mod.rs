@@ -9,6 +9,7 @@ mod script;
 use engine::Time;
 use rand::Rng;
 
+use crate::frame::FrameStorage;
 use crate::random::{Stream, chance};
 use faults::{BurstLoss, FlapClock, Flip, truncated_len};
 pub use faults::{Faults, Flaps};
@@ -58,11 +59,11 @@ impl LinkSettings {
 
 /// A frame that will arrive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Delivery {
+pub struct Delivery<F = Vec<u8>> {
     /// When.
     pub at: Time,
     /// Its bytes, which are not always those that were sent.
-    pub frame: Vec<u8>,
+    pub frame: F,
 }
 
 /// What became of the frames that were sent in one direction.
@@ -84,8 +85,12 @@ pub struct LinkCounters {
     pub lost_by_rule: u64,
     /// Larger than the MTU.
     pub oversize: u64,
+    /// Shorter than a frame may be, and its storage has no room for more.
+    pub unpadded: u64,
     /// Sent twice.
     pub duplicated: u64,
+    /// Meant to be sent twice, but there was no storage for a copy.
+    pub copies_missing: u64,
     /// Held back, so that later frames pass them.
     pub reordered: u64,
     /// Bits flipped where a check covers them: none of these may be executed.
@@ -98,16 +103,23 @@ pub struct LinkCounters {
     pub spikes: u64,
 }
 
+impl LinkCounters {
+    /// Frames that did not arrive at all.
+    pub fn dropped(&self) -> u64 {
+        self.lost + self.lost_in_bursts + self.lost_in_flaps + self.lost_by_rule + self.oversize + self.unpadded
+    }
+}
+
 /// What a direction did to a frame.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Outcome {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome<F = Vec<u8>> {
     /// Arrivals: none if it was lost, two if it was duplicated.
-    pub deliveries: [Option<Delivery>; 2],
+    pub deliveries: [Option<Delivery<F>>; 2],
     /// What was done to it, for the capture.
     pub note: Option<&'static str>,
 }
 
-impl Outcome {
+impl<F> Outcome<F> {
     fn lost(counter: &mut u64, note: &'static str) -> Self {
         *counter += 1;
         Self { deliveries: [None, None], note: Some(note) }
@@ -158,30 +170,32 @@ impl Direction {
     }
 
     /// A frame has left the sender at `now`: what arrives at the other end, and when.
-    pub fn carry(&mut self, now: Time, mut frame: Vec<u8>) -> Outcome {
-        if frame.len() < FRAME_BYTES_MIN {
-            frame.resize(FRAME_BYTES_MIN, 0);
-        }
+    pub fn carry<F: FrameStorage>(&mut self, now: Time, mut frame: F) -> Outcome<F> {
         self.counters.sent += 1;
-        self.counters.sent_roce += u64::from(is_roce(&frame));
-        if frame.len() > usize::from(self.settings.mtu) + ETHERNET_BYTES {
+        if frame.bytes().len() < FRAME_BYTES_MIN && !frame.resize(FRAME_BYTES_MIN) {
+            // Nothing below could rely on its length.
+            return Outcome::lost(&mut self.counters.unpadded, "dropped: no room to pad it");
+        }
+        let is_roce = is_roce(frame.bytes());
+        self.counters.sent_roce += u64::from(is_roce);
+        if frame.bytes().len() > usize::from(self.settings.mtu) + ETHERNET_BYTES {
             return Outcome::lost(&mut self.counters.oversize, "dropped: larger than the MTU");
         }
-        match self.rules.iter_mut().find_map(|rule| rule.apply(&frame)) {
+        match self.rules.iter_mut().find_map(|rule| rule.apply(frame.bytes())) {
             Some(Action::Drop) => return Outcome::lost(&mut self.counters.lost_by_rule, "dropped: by a rule"),
             Some(Action::Duplicate) => return self.deliver_twice(now, frame),
             Some(Action::HoldBack { ns }) => return self.hold_back(now, frame, ns),
             None => {}
         }
-        let is_spared = self.faults.spares_arp && !is_roce(&frame);
+        let is_spared = self.faults.spares_arp && !is_roce;
         if self.faults == Faults::NONE || is_spared {
             self.deliver(now, frame, None)
         } else {
-            self.carry_badly(now, frame)
+            self.carry_badly(now, frame, is_roce)
         }
     }
 
-    fn carry_badly(&mut self, now: Time, mut frame: Vec<u8>) -> Outcome {
+    fn carry_badly<F: FrameStorage>(&mut self, now: Time, mut frame: F, is_roce: bool) -> Outcome<F> {
         let faults = self.faults;
         if self.flap.is_down(now, faults.flaps, &mut self.stream) {
             return Outcome::lost(&mut self.counters.lost_in_flaps, "dropped: the link is down");
@@ -196,9 +210,9 @@ impl Direction {
             return self.deliver_twice(now, frame);
         }
         // A damaged ARP packet does not reach anybody: the frame's check sequence is all that it has.
-        if is_roce(&frame) {
+        if is_roce {
             if chance(&mut self.stream, faults.corrupt_ppm) {
-                let note = match Flip::draw(&frame, &mut self.stream).apply(&mut frame) {
+                let note = match Flip::draw(frame.bytes(), &mut self.stream).apply(frame.bytes_mut()) {
                     true => {
                         self.counters.corrupted += 1;
                         "corrupted"
@@ -211,7 +225,8 @@ impl Direction {
                 return self.deliver(now, frame, Some(note));
             }
             if chance(&mut self.stream, faults.truncate_ppm) {
-                frame.truncate(truncated_len(&frame, &mut self.stream));
+                // There is always room for less.
+                frame.resize(truncated_len(frame.bytes(), &mut self.stream));
                 self.counters.truncated += 1;
                 return self.deliver(now, frame, Some("truncated"));
             }
@@ -240,22 +255,28 @@ impl Direction {
         at
     }
 
-    fn deliver(&mut self, now: Time, frame: Vec<u8>, note: Option<&'static str>) -> Outcome {
+    fn deliver<F: FrameStorage>(&mut self, now: Time, frame: F, note: Option<&'static str>) -> Outcome<F> {
         let at = self.arrival(now);
         self.counters.delivered += 1;
         Outcome { deliveries: [Some(Delivery { at, frame }), None], note }
     }
 
-    fn deliver_twice(&mut self, now: Time, frame: Vec<u8>) -> Outcome {
+    fn deliver_twice<F: FrameStorage>(&mut self, now: Time, frame: F) -> Outcome<F> {
         let at = self.arrival(now);
         let late = at.add_ns(self.stream.random_range(0..=4 * self.settings.delay_ns));
-        self.counters.duplicated += 1;
-        self.counters.delivered += 2;
-        let copy = Delivery { at: late, frame: frame.clone() };
-        Outcome { deliveries: [Some(Delivery { at, frame }), Some(copy)], note: Some("duplicated") }
+        self.counters.delivered += 1;
+        let copy = frame.duplicate().map(|frame| Delivery { at: late, frame });
+        match copy {
+            Some(_) => {
+                self.counters.duplicated += 1;
+                self.counters.delivered += 1;
+            }
+            None => self.counters.copies_missing += 1,
+        }
+        Outcome { deliveries: [Some(Delivery { at, frame }), copy], note: Some("duplicated") }
     }
 
-    fn hold_back(&mut self, now: Time, frame: Vec<u8>, ns: u64) -> Outcome {
+    fn hold_back<F: FrameStorage>(&mut self, now: Time, frame: F, ns: u64) -> Outcome<F> {
         self.counters.reordered += 1;
         self.counters.delivered += 1;
         let at = now.add_ns(self.settings.delay_ns + ns);

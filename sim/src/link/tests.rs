@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::random::{StreamOf, stream};
 
@@ -117,4 +119,25 @@ fn rule_takes_the_frames_it_names_and_no_other() {
     let frames = [vec![0; 60], acknowledgement(), vec![0; 60], acknowledgement(), acknowledgement()];
     let arrived = frames.map(|frame| link.carry(Time::ZERO, frame).deliveries.iter().flatten().count());
     assert_eq!(arrived, [1, 1, 1, 0, 1]);
+}
+
+proptest! {
+    /// A link of a real switch carries whatever is sent to it: headers that lie about lengths and options are damaged like any other.
+    #[test]
+    fn no_frame_is_too_strange_to_be_damaged(
+        changes in prop::collection::vec((12..60usize, any::<u8>()), 0..6),
+        length in 0..120usize,
+    ) {
+        let faults = Faults { corrupt_ppm: 500_000, truncate_ppm: 900_000, ..Faults::NONE };
+        let mut link = direction(LinkSettings::default(), faults);
+        let mut frame = acknowledgement();
+        frame.resize(100, 0);
+        for (at, value) in changes {
+            frame[at] = value;
+        }
+        frame.resize(length, 0);
+        for _ in 0..20 {
+            prop_assert_eq!(link.carry(Time::ZERO, frame.clone()).deliveries.iter().flatten().count(), 1);
+        }
+    }
 }

@@ -37,6 +37,8 @@ pub struct Forwarding {
     routes: Vec<Route>,
     /// Ports that a frame for everybody goes out of, but for the one it came in by: they make a tree.
     flood: Box<[u16]>,
+    /// Ports that lead to the same neighbours.
+    sides: Vec<PortGroup>,
     seed: u64,
 }
 
@@ -64,6 +66,21 @@ impl Forwarding {
     pub fn add_station(&mut self, mac: MacAddr, ports: &[u16]) {
         assert!(!ports.is_empty(), "a station behind no port");
         self.stations.insert(mac, ports.into());
+    }
+
+    /// Nothing is known of a station any more.
+    pub fn remove_station(&mut self, mac: MacAddr) {
+        self.stations.remove(&mac);
+    }
+
+    /// These ports lead to the same neighbours: what came in by one of them does not leave by another.
+    pub fn add_side(&mut self, ports: &[u16]) {
+        self.sides.push(ports.into());
+    }
+
+    /// True if two ports lead to the same neighbours, or are one.
+    pub fn is_same_side(&self, one: u16, other: u16) -> bool {
+        one == other || self.sides.iter().any(|side| side.contains(&one) && side.contains(&other))
     }
 
     /// A network is behind any of `ports`: what no station is known for goes by its IP address.

@@ -9,7 +9,7 @@
 //!    └─ pause frames hold queues back ─────────────────────────┘
 //! ```
 //!
-//! Frames are stored as the owner likes ([`FrameStorage`]): bytes of its own, or buffers of a network device.
+//! Frames are stored as the owner likes ([`crate::frame`]): bytes of its own, or buffers of a network device.
 
 mod buffer;
 pub(super) mod egress;
@@ -31,35 +31,10 @@ pub use settings::{
 
 use super::headers::Headers;
 use super::pause::{PRIORITY_COUNT, PauseState, pause_ns};
+use crate::frame::FrameStorage;
 use crate::random::Stream;
 use buffer::Buffer;
 use egress::{Egress, Queued};
-
-/// A frame as its owner stores it.
-pub trait FrameStorage: Sized {
-    /// Its bytes.
-    fn bytes(&self) -> &[u8];
-
-    /// The same, to change them.
-    fn bytes_mut(&mut self) -> &mut [u8];
-
-    /// Another frame with the same bytes; `None` if there is no room for one.
-    fn duplicate(&self) -> Option<Self>;
-}
-
-impl FrameStorage for Vec<u8> {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self
-    }
-
-    fn duplicate(&self) -> Option<Self> {
-        Some(self.clone())
-    }
-}
 
 /// What a port is like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +66,8 @@ pub struct SwitchCounters {
     pub dropped_headroom: u64,
     /// Frames dropped because nobody knew where to.
     pub dropped_unknown: u64,
+    /// Frames dropped because whom they are for is on the side that they came from.
+    pub dropped_local: u64,
     /// Frames dropped because they were larger than the MTU of the port they were to leave by.
     pub dropped_oversize: u64,
     /// Frames dropped because they were no Ethernet frames, or there was no storage for a copy.
@@ -112,6 +89,7 @@ impl SwitchCounters {
         self.dropped_queue += other.dropped_queue;
         self.dropped_headroom += other.dropped_headroom;
         self.dropped_unknown += other.dropped_unknown;
+        self.dropped_local += other.dropped_local;
         self.dropped_oversize += other.dropped_oversize;
         self.dropped_malformed += other.dropped_malformed;
         self.pauses_sent += other.pauses_sent;
@@ -123,6 +101,7 @@ impl SwitchCounters {
         self.dropped_queue
             + self.dropped_headroom
             + self.dropped_unknown
+            + self.dropped_local
             + self.dropped_oversize
             + self.dropped_malformed
     }
@@ -219,6 +198,11 @@ impl<F: FrameStorage> Switch<F> {
             return self.obey(now, port, frame.bytes());
         }
         match self.forwarding.hop(&headers) {
+            // Its station has it already, or gets it by another way on that side. To send it back may send it round for ever.
+            Hop::Port(egress) if self.forwarding.is_same_side(egress, port) => {
+                self.counters.dropped_local += 1;
+                Touched::None
+            }
             Hop::Port(egress) => {
                 if self.enqueue(port, egress, frame, &headers) {
                     Touched::One(egress)
@@ -231,7 +215,8 @@ impl<F: FrameStorage> Switch<F> {
                 Touched::None
             }
             Hop::Flood(ports) => {
-                let ports: PortGroup = ports.iter().copied().filter(|&egress| egress != port).collect();
+                let ports: PortGroup =
+                    ports.iter().copied().filter(|&other| !self.forwarding.is_same_side(other, port)).collect();
                 self.flood(port, &ports, frame, &headers)
             }
         }
@@ -368,6 +353,17 @@ impl<F: FrameStorage> Switch<F> {
         }
         let waiting = (0..PRIORITY_COUNT).filter(|priority| port.egress.backlog() >> priority & 1 == 1);
         waiting.map(|priority| port.pause.until(priority)).fold(port.refresh_at, Time::min)
+    }
+
+    /// Its tables, to change them: a switch that learns does so between frames.
+    pub fn forwarding_mut(&mut self) -> &mut Forwarding {
+        &mut self.forwarding
+    }
+
+    /// Frames and bytes that wait in a port's queues.
+    pub fn waiting(&self, port: u16) -> (usize, u64) {
+        let egress = &self.ports[usize::from(port)].egress;
+        (0..PRIORITY_COUNT).map(|p| (egress.frames(p), egress.bytes(p))).fold((0, 0), |(n, b), (m, c)| (n + m, b + c))
     }
 
     /// Ports.

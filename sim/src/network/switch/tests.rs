@@ -222,6 +222,22 @@ fn frames_for_all_go_everywhere_but_back() {
 }
 
 #[test]
+fn what_came_from_a_side_does_not_go_back_there() {
+    let mut forwarding = Forwarding::new(3);
+    forwarding.add_side(&[1, 2]);
+    forwarding.add_station(mac(9), &[1, 2]);
+    forwarding.set_flood(&[0, 1]);
+    let mut switch = Switch::new(SwitchSettings::default(), &ports(3), forwarding, 1).unwrap();
+    assert_eq!(switch.receive(Time::ZERO, 2, udp_frame(1, 9, 5, 0, 60)), Touched::None, "for a station of that side");
+    assert_eq!(switch.counters().dropped_local, 1);
+    assert_eq!(switch.receive(Time::ZERO, 2, udp_frame(1, 77, 5, 0, 60)), Touched::Many, "for nobody known");
+    assert_eq!([0, 1, 2].map(|port| switch.waiting(port)), [(1, 60), (0, 0), (0, 0)]);
+    switch.forwarding_mut().remove_station(mac(9));
+    assert_eq!(switch.receive(Time::ZERO, 0, udp_frame(1, 9, 5, 0, 60)), Touched::Many, "forgotten");
+    assert_eq!(switch.waiting(1), (1, 60));
+}
+
+#[test]
 fn settings_that_cannot_be_are_refused_with_the_values_in_the_sentence() {
     let refusal = |change: &dyn Fn(&mut SwitchSettings)| {
         let mut settings = SwitchSettings { buffer_bytes: 2 << 20, ..lossless() };
