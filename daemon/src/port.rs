@@ -9,7 +9,6 @@ use engine::config::{PortAddress, PortConfig};
 use engine::control::Control;
 use pmd::{
     Driver, Eal, EalError, Link, Port, PortError, PortStats, PriorityFlowControl, QueuePair, StartedPort, Vdev,
-    VdevParseError,
 };
 use shm::attr::GidType;
 use shm::control::{AsyncEvent, Reply};
@@ -113,9 +112,6 @@ pub enum OpenError {
         /// The port.
         name: String,
     },
-    /// An argument that was added is not one. The device's own are checked before.
-    #[error(transparent)]
-    Vdev(#[from] VdevParseError),
 }
 
 /// A running port and its queues, ready for an engine.
@@ -252,7 +248,7 @@ impl PortIo {
                 if let Some(kernel_mtu) = interface.as_deref().and_then(pmd::interface_mtu_bytes) {
                     mtu_bytes = mtu_bytes.min(u16::try_from(kernel_mtu).unwrap_or(u16::MAX));
                 }
-                eal.add_vdev(&with_frame_sizes(vdev, mtu_bytes, setup.queue_pairs)?)?;
+                eal.add_vdev(&vdev.with_buffers(u32::from(mtu_bytes) + LINK_HEADER_BYTES, setup.queue_pairs))?;
                 (vdev.name().to_owned(), interface)
             }
         };
@@ -347,30 +343,6 @@ impl PortIo {
     }
 }
 
-/// Adds the arguments that give a device buffers for frames of the MTU, and a queue pair for each lcore, where the operator has not.
-fn with_frame_sizes(vdev: &Vdev, mtu_bytes: u16, queue_pairs: u16) -> Result<Vdev, VdevParseError> {
-    let frame_bytes = u32::from(mtu_bytes) + LINK_HEADER_BYTES;
-    let template = match vdev.driver() {
-        Driver::AfPacket => Vdev::af_packet(0, "", queue_pairs, frame_bytes),
-        Driver::Memif => Vdev::memif(0, pmd::MemifRole::Client, "", 0, frame_bytes.next_multiple_of(64)),
-        _ => return Ok(vdev.clone()),
-    };
-    // Slot, block and count of an af_packet ring depend on each other: who sets one sets them all.
-    let sets_ring = ["framesz", "blocksz", "framecnt"].iter().any(|key| vdev.argument(key).is_some());
-    let keys: &[&str] = match vdev.driver() {
-        Driver::AfPacket if sets_ring => &["qpairs"],
-        Driver::AfPacket => &["qpairs", "framesz", "blocksz", "framecnt"],
-        _ => &["bsize"],
-    };
-    let mut text = vdev.to_string();
-    for key in keys.iter().filter(|key| vdev.argument(key).is_none()) {
-        if let Some(value) = template.argument(key) {
-            text.push_str(&format!(",{key}={value}"));
-        }
-    }
-    text.parse()
-}
-
 /// DPDK's name of a driver.
 fn driver_name(driver: Driver) -> &'static str {
     match driver {
@@ -390,33 +362,6 @@ fn driver_name(driver: Driver) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn completed(text: &str, mtu_bytes: u16) -> String {
-        with_frame_sizes(&text.parse().unwrap(), mtu_bytes, 2).unwrap().to_string()
-    }
-
-    #[test]
-    fn devices_get_buffers_for_the_mtu_where_the_operator_sets_none() {
-        // An ordinary user's rings have fewer slots.
-        let slots = |frame_bytes| Vdev::af_packet(0, "x", 2, frame_bytes).argument("framecnt").unwrap().to_owned();
-        assert_eq!(
-            completed("net_af_packet0,iface=x", 4200),
-            format!("net_af_packet0,iface=x,qpairs=2,framesz=6144,blocksz=12288,framecnt={}", slots(4218))
-        );
-        assert_eq!(
-            completed("net_af_packet0,iface=x", 1500),
-            format!("net_af_packet0,iface=x,qpairs=2,framesz=2048,blocksz=4096,framecnt={}", slots(1518))
-        );
-        assert_eq!(completed("net_memif0,role=client,socket=/s", 4200), "net_memif0,role=client,socket=/s,bsize=4224");
-    }
-
-    #[test]
-    fn what_the_operator_sets_stays() {
-        let own = "net_af_packet0,iface=x,framesz=10240,blocksz=20480,framecnt=512";
-        assert_eq!(completed(own, 1500), format!("{own},qpairs=2"));
-        assert_eq!(completed("net_memif0,bsize=9216", 1500), "net_memif0,bsize=9216");
-        assert_eq!(completed("net_tap0,iface=t", 4200), "net_tap0,iface=t");
-    }
 
     #[test]
     fn the_first_gid_is_the_one_that_applications_take() {

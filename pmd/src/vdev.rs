@@ -261,6 +261,31 @@ impl Vdev {
         }
     }
 
+    /// The same device with buffers for frames of up to `frame_bytes`, and `queue_pairs` queues: the arguments that say so are added where
+    /// there are none.
+    #[must_use]
+    pub fn with_buffers(&self, frame_bytes: u32, queue_pairs: u16) -> Self {
+        let template = match self.driver() {
+            Driver::AfPacket => Self::af_packet(0, "", queue_pairs, frame_bytes),
+            Driver::Memif => Self::memif(0, MemifRole::Client, "", 0, frame_bytes.next_multiple_of(64)),
+            _ => return self.clone(),
+        };
+        // Slot, block and count of an af_packet ring depend on each other: who sets one sets them all.
+        let sets_ring = ["framesz", "blocksz", "framecnt"].iter().any(|key| self.argument(key).is_some());
+        let keys: &[&str] = match self.driver() {
+            Driver::AfPacket if sets_ring => &["qpairs"],
+            Driver::AfPacket => &["qpairs", "framesz", "blocksz", "framecnt"],
+            _ => &["bsize"],
+        };
+        let mut vdev = self.clone();
+        for key in keys.iter().filter(|key| self.argument(key).is_none()) {
+            if let Some(value) = template.argument(key) {
+                vdev.arguments.push(((*key).to_owned(), value.to_owned()));
+            }
+        }
+        vdev
+    }
+
     /// The slot size of an af_packet ring, which the data room of the receive pool must not be below.
     pub(crate) fn ring_slot_bytes(&self) -> Option<u32> {
         (self.driver() == Driver::AfPacket).then(|| {
@@ -335,6 +360,33 @@ mod tests {
         assert_eq!(count(1, Some(64 << 10)), 64, "no less; the driver then refuses the device");
         let vdev: Vdev = "net_af_packet0,iface=x,qpairs=2,framesz=6144,framecnt=1024".parse().unwrap();
         assert_eq!(vdev.af_packet_ring_bytes(), 2 * 2 * 6144 * 1024);
+    }
+
+    fn completed(text: &str, frame_bytes: u32) -> String {
+        text.parse::<Vdev>().unwrap().with_buffers(frame_bytes, 2).to_string()
+    }
+
+    #[test]
+    fn devices_get_buffers_for_the_frame_where_the_operator_sets_none() {
+        // An ordinary user's rings have fewer slots.
+        let slots = |frame_bytes| Vdev::af_packet(0, "x", 2, frame_bytes).argument("framecnt").unwrap().to_owned();
+        assert_eq!(
+            completed("net_af_packet0,iface=x", 4218),
+            format!("net_af_packet0,iface=x,qpairs=2,framesz=6144,blocksz=12288,framecnt={}", slots(4218))
+        );
+        assert_eq!(
+            completed("net_af_packet0,iface=x", 1518),
+            format!("net_af_packet0,iface=x,qpairs=2,framesz=2048,blocksz=4096,framecnt={}", slots(1518))
+        );
+        assert_eq!(completed("net_memif0,role=client,socket=/s", 4218), "net_memif0,role=client,socket=/s,bsize=4224");
+    }
+
+    #[test]
+    fn what_the_operator_sets_stays() {
+        let own = "net_af_packet0,iface=x,framesz=10240,blocksz=20480,framecnt=512";
+        assert_eq!(completed(own, 1518), format!("{own},qpairs=2"));
+        assert_eq!(completed("net_memif0,bsize=9216", 1518), "net_memif0,bsize=9216");
+        assert_eq!(completed("net_tap0,iface=t", 4218), "net_tap0,iface=t");
     }
 
     #[test]
