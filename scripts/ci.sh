@@ -80,7 +80,7 @@ stage_fuzz() {
 # One script a scenario; each makes its own namespaces and removes them. They find the binaries by FERROCE_BIN_DIR.
 stage_e2e() {
   check build 900 cargo build --profile sim --bins --examples --locked \
-    -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce || return
+    -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce-fabric -p ferroce || return
   tests c-abi 300 env FERROCE_BIN_DIR="$target/sim" scripts/c-abi
   local script as_root=()
   if ((EUID != 0)); then

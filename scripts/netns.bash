@@ -9,6 +9,8 @@ export RUST_BACKTRACE=0
 work=$(mktemp -d -t ferroce-XXXXXX)
 ns_a=frc-a-$$
 ns_b=frc-b-$$
+# Namespace of each host, by its letter.
+declare -A ns_of=([a]=$ns_a [b]=$ns_b)
 pids=()
 declare -A pid_of
 
@@ -31,8 +33,10 @@ cleanup() {
   for pid in "${pids[@]}"; do
     wait "$pid" 2>/dev/null || true
   done
-  ip netns del "$ns_a" 2>/dev/null || true
-  ip netns del "$ns_b" 2>/dev/null || true
+  local ns
+  for ns in "${ns_of[@]}"; do
+    ip netns del "$ns" 2>/dev/null || true
+  done
   rm -rf "$work"
   exit "$status"
 }
@@ -104,11 +108,11 @@ until_true() {
   fail "$what: not within $seconds s"
 }
 
-# start_daemon a|b ARGS...: answers on $work/a.sock or $work/b.sock when this returns.
+# start_daemon HOST ARGS...: answers on $work/HOST.sock (of host a: $work/a.sock) when this returns.
 start_daemon() {
   local host=$1
   shift
-  start "ferroced-$host" ip netns exec "$([[ $host == a ]] && echo "$ns_a" || echo "$ns_b")" \
+  start "ferroced-$host" ip netns exec "${ns_of[$host]}" \
     "$bin/ferroced" --socket "$work/$host.sock" --device "ferroce-$host" --no-huge "$@"
   until_true 10 "ferroced on host $host answers" "$bin/ferroce" --socket "$work/$host.sock" devinfo
 }

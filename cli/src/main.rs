@@ -7,6 +7,7 @@
 mod cc;
 mod client;
 mod devinfo;
+mod fabric;
 mod outcome;
 mod pcap;
 mod pingpong;
@@ -74,6 +75,9 @@ enum Command {
     /// Starts a program that was built for rdma-core (libibverbs) over the daemons of this host.
     #[command(after_help = "Example: ferroce run -- ibv_devinfo -v")]
     Run(run::Args),
+    /// A software switch between DPDK ports, with rate, delay, loss, marks and pauses as set: runs ferroce-fabric.
+    #[command(disable_help_flag = true)]
+    Fabric(fabric::Args),
     /// Decodes a capture (pcap or pcapng, Ethernet) and checks every ICRC.
     #[command(after_help = "Example: tcpdump -i eth0 -w - udp port 4791 | ferroce pcap -")]
     Pcap(pcap::Args),
@@ -115,6 +119,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Cc(args) => cc::run(&connect()?, args, cli.json, out),
         Command::Res(args) => res::run(&connect()?, args, cli.json, out),
         Command::Run(args) => run::run(args, out),
+        Command::Fabric(args) => fabric::run(args, cli.json, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
         Command::Rping(args) => rping::run(&cli.socket, args, out),
         Command::Pingpong(args) => pingpong::run(&cli.socket, args, cli.json, out),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use ferroce::VerbsError;
 
 use crate::client::ClientError;
+use crate::fabric::FabricError;
 use crate::pcap::CaptureError;
 use crate::pingpong::PingpongError;
 use crate::run::RunError;
@@ -46,6 +47,9 @@ pub(crate) enum CommandError {
     /// A program that was to be started.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// The switch that was to be started.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
     /// Words that make no sense together.
     #[error("{0}")]
     Usage(String),
