@@ -1,7 +1,7 @@
 //! Socket addresses of C and of Rust.
 
 use std::mem;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use nix::errno::Errno;
 use nix::libc::{self, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
@@ -91,6 +91,15 @@ pub(crate) fn port(storage: &sockaddr_storage) -> u16 {
     unsafe { read((&raw const *storage).cast()) }.ok().flatten().map_or(0, |addr| addr.port().to_be())
 }
 
+/// What a daemon is asked for where a program binds: none has the host's loopback address, which is all of them, as with Linux.
+pub(crate) const fn of_daemons(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V4(v4) if v4.ip().is_loopback() => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), v4.port()),
+        SocketAddr::V6(v6) if v6.ip().is_loopback() => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), v6.port()),
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,5 +120,12 @@ mod tests {
         let other = none();
         // SAFETY: a whole address.
         assert_eq!(unsafe { read((&raw const other).cast()) }, Err(Failure(libc::EAFNOSUPPORT)));
+    }
+
+    #[test]
+    fn loopback_is_every_device() {
+        let asked = |text: &str| of_daemons(text.parse().unwrap()).to_string();
+        assert_eq!([asked("127.0.0.1:7"), asked("127.1.2.3:0")], ["0.0.0.0:7", "0.0.0.0:0"]);
+        assert_eq!([asked("[::1]:8"), asked("10.0.0.1:9")], ["[::]:8", "10.0.0.1:9"]);
     }
 }

@@ -74,9 +74,9 @@ unsafe fn param_of(object: &IdObject, given: *const rdma_conn_param) -> Result<C
         responder_resources: choose(given.responder_resources, default.0, most.0)?,
         initiator_depth: choose(given.initiator_depth, default.1, most.1)?,
         flow_control: given.flow_control != 0,
-        // Three bits.
-        retry_count: given.retry_count & 7,
-        rnr_retry_count: given.rnr_retry_count & 7,
+        // Three bits; more than they hold is as many as they hold, as with Linux.
+        retry_count: given.retry_count.min(7),
+        rnr_retry_count: given.rnr_retry_count.min(7),
         srq: given.srq != 0,
         qp_num: given.qp_num,
         ..ConnParam::default()

@@ -406,7 +406,8 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Binds an id to an address and port; an unspecified address is all of them, on every device. Port 0: a free one.
+/// Binds an id to an address and port; an unspecified address is all of them, on every device, and so is, as with Linux, the
+/// host's loopback address. Port 0: a free one.
 ///
 /// # Errors
 /// `EADDRNOTAVAIL` if no device has the address, `EADDRINUSE` if the port is taken.
@@ -424,7 +425,8 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr
     })
 }
 
-fn bind(object: &IdObject, mut addr: SocketAddr) -> Result<(), Failure> {
+fn bind(object: &IdObject, wanted: SocketAddr) -> Result<(), Failure> {
+    let mut addr = address::of_daemons(wanted);
     if !lock(&object.state).ends.is_empty() {
         return Err(entry::INVALID);
     }
@@ -443,7 +445,11 @@ fn bind(object: &IdObject, mut addr: SocketAddr) -> Result<(), Failure> {
         }
     });
     match done {
-        Ok(Some((_, info))) if addr.ip().is_unspecified() => object.learn(&info),
+        Ok(Some((_, info))) if addr.ip().is_unspecified() => {
+            // As the program has named it.
+            let local = info.local.map(|local| SocketAddr::new(wanted.ip(), local.port()));
+            object.learn(&CmIdInfo { local, ..info });
+        }
         Ok(Some((device, info))) => {
             object.keep_only(Some(&device));
             object.bind_to(&device);
