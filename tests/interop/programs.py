@@ -1,5 +1,6 @@
-"""Programs of ours that a row starts: it waits for their end."""
+"""Programs that a row starts on the daemon's side: it waits for their end."""
 
+import os
 import subprocess
 
 SECONDS_MAX = 60
@@ -12,3 +13,10 @@ def finish(process, seconds=SECONDS_MAX):
     except subprocess.TimeoutExpired:
         process.kill()
         return process.communicate()[0]
+
+
+def ours(lab, words):
+    """Starts a program that was built for rdma-core over our libraries, line by line."""
+    libraries = os.environ["FERROCE_LIB_DIR"]
+    command = ["run", "--libraries", libraries, "--sockets", lab.daemon.socket, "--", "stdbuf", "-oL", *words]
+    return lab.daemon.ferroce(*command)

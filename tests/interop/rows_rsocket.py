@@ -1,21 +1,12 @@
 """Sockets over RDMA: rdma-core's own rstream on both sides, over its librdmacm on rxe's and over ours on the daemon's."""
 
-import os
-
 from lab import FERROCE_ADDRESSES, RXE_ADDRESSES
-from programs import SECONDS_MAX, finish
+from programs import SECONDS_MAX, finish, ours
 from rows import row
 from verbs import RowFailed
 
 # A busy machine that emulates one of the two is slower at times than the timeout of a QP.
 SHORT_TIMEOUT = ("completer_retry_err", "duplicate_request")
-
-
-def ours(lab, words):
-    """Starts a program of librdmacm's over our library, line by line."""
-    libraries = os.environ["FERROCE_LIB_DIR"]
-    command = ["run", "--libraries", libraries, "--sockets", lab.daemon.socket, "--", "stdbuf", "-oL", *words]
-    return lab.daemon.ferroce(*command)
 
 
 def stream(lab, client, program, words):
