@@ -4,6 +4,7 @@ use crate::capture::Capture;
 use crate::network::fabric::Fabric;
 use crate::network::run::Run;
 use crate::network::traffic::FlowCounts;
+use crate::run::Failure;
 use crate::stats::{Recorder, Summary};
 use crate::violation::Violation;
 
@@ -38,15 +39,17 @@ pub fn execute(
     seed: u64,
     captures: bool,
     at_end: impl FnOnce(&Fabric),
-) -> Result<Outcome, Violation> {
-    let say = |what: String| Violation { at: engine::Time::ZERO, what };
+) -> Result<Outcome, Failure> {
+    let failed = |violation| Failure { violation, capture: None };
+    let say = |what: String| failed(Violation { at: engine::Time::ZERO, what });
     let mut workload = scenario.workload(seed).map_err(|error| say(error.to_string()))?;
     let paths = scenario.clone();
     let mut recorder = Recorder::new(scenario.network.sample_ns, move |from, to| paths.path(from, to));
-    let mut run = Run::new(seed, &scenario.network, captures)?;
+    let mut run = Run::new(seed, &scenario.network, captures).map_err(failed)?;
     let ran = run.run_until_done(scenario.end, &mut workload, &mut recorder);
     at_end(run.fabric());
-    let is_done = ran?;
+    let frames = |fabric: &Fabric| fabric.capture().map(Capture::bytes).map(<[u8]>::to_vec);
+    let is_done = ran.map_err(|violation| Failure { violation, capture: frames(run.fabric()) })?;
     let now = run.fabric().now();
     recorder.close(now);
     Ok(Outcome {
@@ -57,6 +60,6 @@ pub fn execute(
         trace: run.fabric().trace(),
         event_count: run.fabric().event_count(),
         packet_events: run.fabric().packet_events(),
-        capture: run.fabric().capture().map(Capture::bytes).map(<[u8]>::to_vec),
+        capture: frames(run.fabric()),
     })
 }

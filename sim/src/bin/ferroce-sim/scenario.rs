@@ -4,11 +4,14 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::Context as _;
 use clap::Args;
 use sim::network::fabric::Fabric;
 use sim::report::Report;
+use sim::run::Failure;
 use sim::scenario::{Outcome, Scenario, execute};
+
+use crate::write_capture;
 
 /// A scenario file, and what is to come of it.
 #[derive(Args, Debug)]
@@ -43,7 +46,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     match outcome {
         Ok(outcome) => {
             if let (Some(path), Some(frames)) = (&args.pcap, &outcome.capture) {
-                std::fs::write(path, frames).with_context(|| format!("writing {}", path.display()))?;
+                write_capture(path, frames)?;
             }
             write!(out, "{}{details}", summary(&outcome))?;
             if let Some(directory) = &args.report {
@@ -52,11 +55,33 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
             }
             Ok(true)
         }
-        Err(violation) => {
-            writeln!(out, "FAILED: {violation}\n{details}  replay: {}", replay(args))?;
+        Err(failure) => {
+            // The run is the same with a capture as without.
+            let again = || execute(&scenario, args.seed, true, |_| {}).err()?.capture;
+            tell(args, failure, &details, again, &mut out)?;
             Ok(false)
         }
     }
+}
+
+/// Says what went wrong and how to see it again, and leaves the frames in a file. `again`: the frames of a run that kept none.
+fn tell(
+    args: &RunArgs,
+    failure: Failure,
+    details: &str,
+    again: impl FnOnce() -> Option<Vec<u8>>,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    writeln!(out, "FAILED: {failure}\n{details}  replay: {}", replay(args))?;
+    if let Some(frames) = failure.capture.or_else(again) {
+        let path = args.pcap.clone().unwrap_or_else(|| {
+            let name = args.file.file_stem().unwrap_or_default().to_string_lossy();
+            PathBuf::from(format!("ferroce-sim-{name}-{}.pcapng", args.seed))
+        });
+        write_capture(&path, &frames)?;
+        writeln!(out, "  frames: {}", path.display())?;
+    }
+    Ok(())
 }
 
 /// The command that is this run again.
@@ -101,7 +126,7 @@ fn summary(outcome: &Outcome) -> String {
     let _ = writeln!(text, "pauses     {}, {:.1} us in all", totals.pauses, totals.paused_ns as f64 / 1e3);
     let _ = writeln!(
         text,
-        "events     {}, {} of them of packets; trace {:016x}",
+        "events     {}; {} frames put on a link or come to its end; trace {:016x}",
         outcome.event_count, outcome.packet_events, outcome.trace
     );
     text
@@ -122,4 +147,35 @@ fn counters(fabric: &Fabric) -> String {
         let _ = writeln!(text, "hosts: {name:<32} {value}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_went_wrong_leaves_its_frames() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("frames.pcapng");
+        let args = RunArgs {
+            file: PathBuf::from("some/incast.toml"),
+            seed: 9,
+            report: None,
+            pcap: Some(path.clone()),
+            verbose: false,
+        };
+        let failure = |capture: Option<&[u8]>| Failure {
+            violation: sim::Violation { at: engine::Time::from_ns(5), what: "a byte is wrong".to_owned() },
+            capture: capture.map(<[u8]>::to_vec),
+        };
+        let mut out = Vec::new();
+        tell(&args, failure(None), "", || Some(b"again".to_vec()), &mut out).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"again");
+        let said = String::from_utf8(out).unwrap();
+        let replay = "  replay: ferroce-sim run some/incast.toml --seed 9\n";
+        assert!(said.contains("a byte is wrong") && said.contains(replay), "{said}");
+        assert!(said.ends_with(&format!("  frames: {}\n", path.display())), "{said}");
+        tell(&args, failure(Some(b"kept")), "", || panic!("there is a capture"), &mut Vec::new()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+    }
 }
