@@ -85,7 +85,7 @@ fn one_seed() -> Vec<u64> {
     vec![1]
 }
 
-/// The published scale.
+/// A larger scale.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Full {

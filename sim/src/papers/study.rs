@@ -59,7 +59,7 @@ pub struct Study<'a> {
 }
 
 impl<'a> Study<'a> {
-    /// Nothing has been run yet. `is_full`: with the published scale, if the file has another than its usual one.
+    /// Nothing has been run yet. `is_full`: at the larger scale, if the file has one.
     pub fn new(paper: &'a Paper, is_full: bool) -> Self {
         Self { paper, is_full, runs: BTreeMap::new(), packet_events: 0 }
     }

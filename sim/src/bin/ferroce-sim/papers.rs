@@ -17,7 +17,7 @@ pub(crate) struct PapersArgs {
     /// Draws their charts, too, and writes them and a table of the results into this folder, which is made if it is not there.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// With the published scale where the usual one is smaller: takes long.
+    /// At a larger scale, where a file has one: takes long.
     #[arg(long)]
     full: bool,
 }
