@@ -38,6 +38,10 @@ impl Qp {
 
     /// Timers are those of the policy that was set just now, whatever is in flight already.
     fn restart_timers(&mut self, env: &mut Env) {
+        if self.req.unresolved {
+            // Nothing was sent yet that could be lost: the timer waits for the neighbour.
+            return;
+        }
         self.req.deadline = Time::NEVER;
         let is_waiting = self.req.una_psn != self.req.max_psn && self.req.rnr_until == Time::NEVER;
         if !is_waiting || !matches!(self.state, QpState::Rts | QpState::Sqd) {
@@ -296,8 +300,11 @@ impl Qp {
         if lost <= before || !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return;
         }
+        // Responses that are missing are asked for in one piece: going back would ask for more, and for what is here already.
+        let executed = board.acked_end.distance_from(self.req.una_psn).cast_unsigned();
+        let holes = board.lost.without(&PsnSet::range(self.req.una_psn, executed)).count();
         self.note_loss(env, RetryKind::Selective);
-        if self.recovery == RecoveryPolicy::Hybrid && lost > env.recovery.holes {
+        if self.recovery == RecoveryPolicy::Hybrid && holes > env.recovery.holes {
             self.go_back(env);
         }
         self.schedule_requests(env);

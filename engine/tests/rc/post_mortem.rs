@@ -171,6 +171,11 @@ fn a_neighbour_that_nobody_answers_for_breaks_the_qp_and_says_so() {
     pair.exchange();
     pair.advance(2_900_000_000);
     assert_eq!(pair.failures(0), [], "it is still being asked for");
+    // What has nothing to do with the neighbour leaves its timer alone.
+    for policy in [RecoveryPolicy::SelectiveRepeat, RecoveryPolicy::GoBackN] {
+        let qpn = pair.qps[0].qpn;
+        assert_eq!(pair.ask(0, Request::SetRecovery { qpn, policy }), Reply::Done);
+    }
     for _ in 0..60 {
         pair.advance(TIMEOUT_NS);
     }

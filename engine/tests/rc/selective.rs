@@ -515,3 +515,63 @@ fn psns_wrap_within_a_selective_acknowledgement() {
         assert_eq!(psns(&pair.wait(0, REORDER_NS)), again);
     }
 }
+
+/// Draws below a bound, from a seed.
+fn drawing(seed: u64) -> impl FnMut(u32) -> u32 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |bound| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as u32 % bound
+    }
+}
+
+/// Something that a peer may say, whether it makes sense or not.
+fn anything(pair: &Pair, draw: &mut impl FnMut(u32) -> u32) -> Packet {
+    let psn = draw(24);
+    match draw(6) {
+        0 | 1 => pair.sack(1, psn, (psn + 1..psn + 257).filter(|_| draw(2) == 0)),
+        2 => pair.ack(1, [ACK, NAK_SEQUENCE, 0x21][draw(3) as usize], psn),
+        3 => response(pair, psn, Opcode::RC_READ_RESP_MIDDLE),
+        4 => response(pair, psn, Opcode::RC_READ_RESP_ONLY),
+        _ => pair.packet(1, Opcode::RC_ATOMIC_ACK, psn).aeth(ACK, 0).original(7),
+    }
+}
+
+#[test]
+fn whatever_a_peer_says_all_work_ends_and_no_timer_runs_for_ever() {
+    for (&policy, seed) in RecoveryPolicy::ALL.iter().flat_map(|policy| (0..40).map(move |seed| (policy, seed))) {
+        let mut pair = pair(policy);
+        let mut draw = drawing(seed);
+        for (wr_id, opcode, packets) in [
+            (0, WrOpcode::RdmaWrite, 4),
+            (1, WrOpcode::RdmaRead, 5),
+            (2, WrOpcode::Send, 3),
+            (3, WrOpcode::RdmaRead, 6),
+        ] {
+            post(&mut pair, wr_id, opcode, packets);
+        }
+        let wqe = pair.wqe(4, WrOpcode::AtomicFetchAndAdd);
+        pair.post(wqe, 8);
+        let (mut sent, mut ended) = (0, Vec::new());
+        for _ in 0..200 {
+            let packet = anything(&pair, &mut draw);
+            sent += pair.tell(0, &packet).len();
+            sent += pair.wait(0, u64::from(draw(60_000))).len();
+            ended.extend(pair.failures(0));
+        }
+        // Now it says nothing any more: what is not done yet is given up.
+        for _ in 0..1_500 {
+            sent += pair.wait(0, 1_000_000).len();
+            ended.extend(pair.failures(0));
+        }
+        let wr_ids: Vec<u64> = ended.iter().map(|end| end.0).collect();
+        assert_eq!(wr_ids, [0, 1, 2, 3, 4], "{policy} {seed}: each once, in order: {ended:?}");
+        let first_bad = ended.iter().position(|end| end.1 != WcStatus::Success).unwrap_or(ended.len());
+        let is_flushed = |end: &(u64, WcStatus, u32)| end.1 == WcStatus::WrFlushErr;
+        assert!(ended.iter().skip(first_bad + 1).all(is_flushed), "{policy} {seed}: {ended:?}");
+        assert!(sent < 20_000, "{policy} {seed}: {sent} packets");
+        assert_eq!(pair.wait(0, 60_000_000_000), [""; 0], "{policy} {seed}");
+    }
+}
