@@ -1,8 +1,9 @@
 //! A frame is lost, comes twice or late: what that costs.
 
-use ferroce::PathMtu;
+use ferroce::{PathMtu, RecoveryPolicy};
 use sim::app::OpKind;
 use sim::link::{Action, Faults, Rule};
+use sim::run::Report;
 use wire::{Frame, OpKind as Packet, Opcode};
 
 use crate::scenario::{Scenario, op, ops};
@@ -37,7 +38,8 @@ fn write_lost_middle_packet_is_asked_for_at_once() {
     let [requester, responder] = report.shards;
     assert_eq!((requester.local_ack_timeout_err, requester.rcvd_seq_err), (0, 1));
     // One NAK for the gap, whatever follows it; everything from the gap on is sent again, nothing before it.
-    assert_eq!((responder.out_of_sequence, responder.duplicate_request), (1, 0));
+    // What came behind the gap was kept, so its repeats are duplicates.
+    assert_eq!((responder.out_of_sequence, responder.kept_requests, responder.duplicate_request), (1, 5, 5));
     assert_eq!(requester.retransmitted_packets, 6);
 }
 
@@ -165,4 +167,64 @@ fn receives_that_are_late_are_waited_for() {
     let [requester, responder] = report.shards;
     assert!(responder.send_rnr_err > 10, "{} RNR NAKs", responder.send_rnr_err);
     assert_eq!((requester.rcvd_rnr_err, requester.local_ack_timeout_err), (responder.send_rnr_err, 0));
+}
+
+/// 10,240 packets of data one way, with or without faults, and how many frames that took.
+fn bulk(kind: OpKind, policy: RecoveryPolicy, faults: Faults) -> Report {
+    Scenario::new(ops(kind, 1 << 18, 40))
+        .hosts(|host| host.recovery.unasked = policy)
+        .conversation(|c| c.path_mtu = PathMtu::M1024)
+        .faults(faults)
+        .run(11)
+}
+
+/// Frames of a direction that carry the data of an operation.
+fn data_frames(kind: OpKind, report: &Report) -> u64 {
+    report.links[usize::from(kind == OpKind::Read)].sent_roce
+}
+
+#[test]
+fn what_is_lost_is_sent_again_and_little_else() {
+    use RecoveryPolicy::{GoBackN, Hybrid, SelectiveRepeat};
+    for kind in [OpKind::Write, OpKind::Read, OpKind::Send] {
+        for policy in [GoBackN, SelectiveRepeat, Hybrid] {
+            let needed = data_frames(kind, &bulk(kind, policy, Faults::NONE));
+            assert!(needed >= 10_240, "{kind:?} {policy}: {needed}");
+            for loss_ppm in [1_000, 10_000] {
+                let report = bulk(kind, policy, Faults { loss_ppm, ..Faults::NONE });
+                let what = format!("{kind:?} {policy} at {loss_ppm} ppm: {report}");
+                let lost: u64 = report.links.iter().map(|link| link.lost).sum();
+                assert!(lost > u64::from(loss_ppm) / 200, "{what}");
+                // Going back costs what is in flight, 256 packets at most. Responses that come too early to be kept come again.
+                let each = if policy == GoBackN { 256 } else { 3 };
+                let most = each * lost + report.shards[0].kept_no_room;
+                let again = data_frames(kind, &report).saturating_sub(needed);
+                assert!(again < most, "{again} frames for {lost} lost, {most} are too many: {what}");
+                let rewinds: u64 = report.shards.iter().map(|shard| shard.rewinds).sum();
+                assert!(policy == GoBackN || rewinds == 0, "{rewinds} times back: {what}");
+                assert_eq!(report.reconnect_count, 0, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_only_late_is_hardly_sent_again() {
+    use RecoveryPolicy::{GoBackN, Hybrid, SelectiveRepeat};
+    for kind in [OpKind::Write, OpKind::Read, OpKind::Send] {
+        // Going back, a requester keeps no READ responses: each late one costs all of those on their way.
+        let going_back = if kind == OpKind::Read { 400 } else { 200 };
+        for (policy, most_percent) in [(GoBackN, going_back), (SelectiveRepeat, 120), (Hybrid, 120)] {
+            let all = |report: &Report| report.links.iter().map(|link| link.sent_roce).sum::<u64>();
+            let needed = all(&bulk(kind, policy, Faults::NONE));
+            let report = bulk(kind, policy, Faults { reorder_ppm: 10_000, reorder_ns: 5_000, ..Faults::NONE });
+            let late: u64 = report.links.iter().map(|link| link.reordered).sum();
+            assert!(late > 50, "{kind:?} {policy}: {report}");
+            let sent = all(&report);
+            assert!(
+                sent * 100 < needed * most_percent,
+                "{kind:?} {policy}: {sent} frames where {needed} would do: {report}"
+            );
+        }
+    }
 }
