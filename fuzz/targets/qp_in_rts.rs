@@ -1,14 +1,14 @@
 //! A sequence of packets, addressed rightly and with a right ICRC but of any content, at a QP in RTS that has work
 //! outstanding. Whatever comes: no panic, and not a byte is written outside the regions.
 //!
-//! Input: repeated { opcode, flags, PSN offset from the expected one, length of what follows, extension headers and payload }.
+//! The input's length chooses how the QP makes up for losses. Input: repeated { opcode, flags, PSN offset from the expected one, length of what follows, extension headers and payload }.
 #![no_main]
 
 #[path = "../../engine/tests/support/mod.rs"]
 mod support;
 
 use libfuzzer_sys::fuzz_target;
-use shm::attr::{SendFlags, WrOpcode};
+use shm::attr::{RecoveryPolicy, SendFlags, WrOpcode};
 use shm::layout::SendWqe;
 use support::{BASE, Connect, Pair};
 use wire::{Bth, MacAddr, Opcode, PathFields, PathTemplate, Psn, Qpn};
@@ -18,6 +18,7 @@ const GUARD_AT: u64 = 32 << 10;
 
 fuzz_target!(|input: &[u8]| {
     let mut pair = Pair::with_region(Connect::default(), 64 << 10, GUARD_AT);
+    pair.set_recovery(RecoveryPolicy::ALL[input.len() % RecoveryPolicy::ALL.len()]);
     post_work(&mut pair);
     let template = template();
     let mut rest = input;

@@ -1,5 +1,7 @@
 //! Selective acknowledgement header, this engine's own: what a responder has got beyond the PSN that it waits for.
 
+use core::fmt;
+
 use crate::field::fixed_length_header;
 
 /// SACKETH: on `SELECTIVE_ACK`, behind the AETH.
@@ -50,10 +52,29 @@ impl SackEthRepr {
     }
 }
 
+/// What has come, as places behind the missing PSN: `+1..4 +6`.
+impl fmt::Display for SackEthRepr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has = |bit: u32| bit < Self::BITS && self.words[bit as usize / 64] >> (bit % 64) & 1 == 1;
+        let mut separator = "";
+        for first in (0..Self::BITS).filter(|&bit| has(bit) && (bit == 0 || !has(bit - 1))) {
+            let end = (first..).find(|&bit| !has(bit)).unwrap_or(Self::BITS);
+            write!(f, "{separator}+{}", first + 1)?;
+            if end > first + 1 {
+                write!(f, "..{end}")?;
+            }
+            separator = " ";
+        }
+        if separator.is_empty() { f.write_str("nothing") } else { Ok(()) }
+    }
+}
+
 fixed_length_header!(SackEthRepr);
 
 #[cfg(test)]
 mod tests {
+    use std::string::ToString;
+
     use super::*;
 
     #[test]
@@ -65,5 +86,15 @@ mod tests {
         assert_eq!(bytes.iter().map(|byte| byte.count_ones()).sum::<u32>(), map.count());
         assert_eq!(SackEthRepr::from_bytes(&bytes), map);
         assert_eq!(SackEthRepr::parse(&bytes[..31]), None);
+    }
+
+    #[test]
+    fn a_map_reads_as_runs() {
+        let words = |words| SackEthRepr { words }.to_string();
+        assert_eq!(words([0; 4]), "nothing");
+        assert_eq!(words([1, 0, 0, 0]), "+1");
+        assert_eq!(words([0b10_1111, 0, 0, 0]), "+1..4 +6");
+        assert_eq!(words([1 << 63, 1, 0, 1 << 63]), "+64..65 +256");
+        assert_eq!(words([u64::MAX; 4]), "+1..256");
     }
 }

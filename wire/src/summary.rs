@@ -78,7 +78,7 @@ impl Frame<'_> {
             write!(f, " IETH rkey {}", ieth.rkey)?;
         }
         if let Some(sack) = self.sacketh() {
-            write!(f, " SACKETH {} packets", sack.count())?;
+            write!(f, " SACKETH missing {} has {sack}", self.bth().psn.add(1))?;
         }
         Ok(())
     }

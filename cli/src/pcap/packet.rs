@@ -191,6 +191,12 @@ fn add_frame(fields: &mut Fields, frame: &Frame<'_>) {
         ),
         ("aeth", frame.aeth().map(|h| json!({ "syndrome": h.syndrome.to_string(), "msn": h.msn.value() }))),
         ("atomicacketh", frame.atomicacketh().map(|h| json!({ "original": hex64(h.original) }))),
+        (
+            "sacketh",
+            frame.sacketh().map(|h| {
+                json!({ "missing_psn": bth.psn.add(1).value(), "received": h.to_string(), "received_count": h.count() })
+            }),
+        ),
         ("immdt", frame.immdt().map(|h| Value::from(hex32(h.data)))),
         ("ieth", frame.ieth().map(|h| json!({ "rkey": hex32(h.rkey.0) }))),
     ] {

@@ -13,6 +13,7 @@ use pcap_file::pcapng::blocks::packet::PacketBlock;
 use pcap_file::{DataLink, Endianness};
 use serde_json::Value;
 use tempfile::TempDir;
+use wire::{AethRepr, Bth, MacAddr, Msn, Opcode, PathFields, PathTemplate, Psn, Qpn, SackEthRepr, Syndrome};
 
 use crate::{Run, ferroce};
 
@@ -245,6 +246,44 @@ fn frames_that_are_not_roce_are_counted_and_with_all_shown() {
     let line = "5 packets, 0 RoCE: 0 ICRC right, 0 ICRC wrong, 0 malformed, 0 cut short by the capture; 5 other\n";
     assert_eq!(run.stdout, line);
     insta::assert_snapshot!("pcap_all", decode(&["--all"], &capture.path()).stdout);
+}
+
+#[test]
+fn selective_acknowledgement_says_what_is_missing_and_what_came() {
+    let fields = PathFields {
+        src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        vlan: None,
+        src_ip: [10, 0, 0, 1].into(),
+        dst_ip: [10, 0, 0, 2].into(),
+        traffic_class: 0,
+        hop_limit: 64,
+        udp_src_port: 0xc000,
+        ipv4_ident: 0,
+        flow_label: 0,
+        roce_v1: false,
+    };
+    let template = PathTemplate::new(&fields).expect("addresses of one family");
+    let aeth = AethRepr { syndrome: Syndrome::from_byte(0x1f), msn: Msn::new(7) }.to_bytes();
+    let ext = [&aeth[..], &SackEthRepr { words: [0b10_1111, 0, 0, 0] }.to_bytes()].concat();
+    let mut bytes = vec![0; template.frame_len(ext.len(), 0)];
+    let bth = Bth::new(Opcode::SELECTIVE_ACK, Qpn::new(0x27), Psn::new(0x00ff_ffff));
+    template.write_packet(&mut bytes, &bth, &ext, 0, |_, crc| crc);
+    let (header, mut made) = records(&vector("rc_send_small.pcap"));
+    made[0].orig_len = bytes.len() as u32;
+    made[0].incl_len = bytes.len() as u32;
+    made[0].data = Cow::Owned(bytes);
+    made.truncate(1);
+    let made = Made::pcap(header, &made);
+    let run = decode(&[], &made.path());
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let line = "SELECTIVE_ACK qpn 0x000027 psn 0xffffff AETH ACK msn 0x000007 SACKETH missing 0x000000 has +1..4 +6 payload 0 icrc ok";
+    assert!(run.stdout.contains(line), "{}", run.stdout);
+    let run = decode(&["--json"], &made.path());
+    let packet = &run.json_lines()[0];
+    assert_eq!(packet["sacketh"]["missing_psn"], 0);
+    assert_eq!(packet["sacketh"]["received"], "+1..4 +6");
+    assert_eq!(packet["sacketh"]["received_count"], 5);
 }
 
 #[test]
