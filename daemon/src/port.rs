@@ -7,9 +7,7 @@ use std::path::PathBuf;
 use engine::command::Shards;
 use engine::config::{PortAddress, PortConfig};
 use engine::control::Control;
-use pmd::{
-    Driver, Eal, EalError, Link, Port, PortError, PortStats, PriorityFlowControl, QueuePair, StartedPort, Vdev,
-};
+use pmd::{Driver, Eal, EalError, Link, Port, PortError, PortStats, PriorityFlowControl, QueuePair, StartedPort, Vdev};
 use shm::attr::GidType;
 use shm::control::{AsyncEvent, Reply};
 use thiserror::Error;

@@ -55,7 +55,7 @@ impl SackEthRepr {
 /// What has come, as places behind the missing PSN: `+1..4 +6`.
 impl fmt::Display for SackEthRepr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let has = |bit: u32| bit < Self::BITS && self.words[bit as usize / 64] >> (bit % 64) & 1 == 1;
+        let has = |bit: u32| self.words.get(bit as usize / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1);
         let mut separator = "";
         for first in (0..Self::BITS).filter(|&bit| has(bit) && (bit == 0 || !has(bit - 1))) {
             let end = (first..).find(|&bit| !has(bit)).unwrap_or(Self::BITS);
