@@ -18,7 +18,7 @@ use crate::time::Time;
 const REORDER_MIN_NS: u64 = 1_000;
 
 /// So many times the short timer runs twice as long as before when nothing comes.
-const PROBE_DOUBLINGS: u8 = 6;
+const PROBE_DOUBLINGS: u8 = 9;
 
 /// Whether a packet that has not come is taken for lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -523,7 +523,7 @@ impl Qp {
         self.note_loss(env, kind);
         // Without the attribute `timeout` the application waits for ever: the long timer repairs, but does not give up.
         let counts = !self.recovery.is_selective() || self.body.cold.timeout_ns > 0;
-        if counts && self.req.retry_left == 0 {
+        if counts && self.req.retry_left == 0 && !self.is_patient(env.now) {
             env.counters.retry_exceeded_err += 1;
             self.fail_oldest(env, WcStatus::RetryExcErr, ErrorCause::RetryExceeded);
             return;
@@ -538,6 +538,14 @@ impl Qp {
         self.req.deadline = if self.req.timeout_ns > 0 { env.now.add_ns(self.req.timeout_ns) } else { Time::NEVER };
         self.arm_timer(env);
         self.schedule_requests(env);
+    }
+
+    /// A QP that repeats selectively does so sooner than the attribute `timeout` says, yet it waits as long for a silent peer as
+    /// `timeout` and `retry_cnt` allow: one that is kept from its core for a moment is not gone.
+    fn is_patient(&self, now: Time) -> bool {
+        let cold = &self.body.cold;
+        let allowed_ns = cold.timeout_ns.saturating_mul(u64::from(self.req.retry_cnt) + 1);
+        self.recovery.is_selective() && cold.retries.counts(self.req.una_psn, now).waited_ns < allowed_ns
     }
 
     /// Goes back N.

@@ -111,8 +111,12 @@ fn a_packet_that_is_lost_each_time_is_named_with_its_selective_repeats() {
         }
         assert_eq!(failures, [failed(1, WcStatus::RetryExcErr, ErrorCause::RetryExceeded)], "{policy}");
         let found = why(&mut pair, 0);
-        let Retries { timeouts, selective, .. } = found.retries;
-        assert_eq!(timeouts, 8, "{policy}");
+        let Retries { timeouts, selective, waited_ns, .. } = found.retries;
+        assert!(timeouts >= 8, "{policy}: {timeouts}");
+        assert!(
+            waited_ns >= 8 * TIMEOUT_NS,
+            "{policy}: as long as `timeout` and `retry_cnt` allow, not {waited_ns} ns"
+        );
         assert!(selective > 1, "{policy}");
         let said = found.summary.sentence;
         let begin = format!("no answer to {} transmissions in ", u64::from(timeouts) + u64::from(selective));
