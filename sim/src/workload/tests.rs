@@ -343,7 +343,7 @@ fn unknown_keys_and_kinds_are_refused() {
     unknown field `cuont`, expected one of `to`, `from`, `bytes`, `rounds`, `op`
     unknown field `cuont`, expected one of `count`, `start_us`, `gap_us`, `period_us`
     unknown field `byte`, expected one of `from`, `to`, `bytes`, `start_us`
-    unknown variant `websearch`, expected one of `web-search`, `hadoop`, `storage`, `bytes`, `file`
+    unknown variant `websearch`, expected one of `web-search`, `hadoop`, `storage`, `bytes`, `file`, `points`
     unknown variant `atomic`, expected one of `write`, `read`, `send`
     invalid value: integer `-1`, expected u16
     ");

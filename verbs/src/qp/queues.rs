@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use shm::fork::Process;
 use shm::layout::Cqe;
@@ -17,9 +18,8 @@ use crate::rings::Shard;
 use crate::srq::SrqQueue;
 use crate::{BatchError, PostError, QpState, RecvWr, SendWr, WcOpcode, WcStatus, WorkCompletion, WrOpcode};
 
-/// Yields of the core to an engine that is about to give a slot back. It has a few instructions to go; only one that died in
-/// between needs more.
-const RETIRE_YIELDS_MAX: u32 = 10_000;
+/// An engine that has made a completion gives its slot back after a few instructions; a lcore may lose its core between them.
+const RETIRE_WAIT: Duration = Duration::from_secs(1);
 
 /// The part of a QP that its CQs see too.
 pub(crate) struct QpQueues {
@@ -203,17 +203,17 @@ impl QpQueues {
     /// completion and giving the slot back, a few instructions: waits for it. True if there is room now.
     #[cold]
     fn wait_for_slot(&self, side: &mut SendSide) -> bool {
-        for _ in 0..RETIRE_YIELDS_MAX {
-            if side.poster.free() > 0 {
-                return true;
-            }
-            if self.completed_not_retired(side) <= 0 {
+        if self.completed_not_retired(side) <= 0 {
+            return false;
+        }
+        let since = Instant::now();
+        while side.poster.free() == 0 {
+            if self.completed_not_retired(side) <= 0 || since.elapsed() > RETIRE_WAIT {
                 return false;
             }
-            // Its lcore may have lost the core just there.
             std::thread::yield_now();
         }
-        side.poster.free() > 0
+        true
     }
 
     /// As [`QpQueues::flush_sends`], for receives.
