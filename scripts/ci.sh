@@ -33,7 +33,7 @@ stage_lint() {
 
 stage_unit() {
   if cargo nextest --version >/dev/null 2>&1; then
-    tests nextest 900 cargo nextest run --workspace --locked
+    tests nextest 900 env FERROCE_BIN_DIR="$target/debug" cargo nextest run --workspace --locked
   else
     tests tests 900 cargo test --workspace --all-targets --locked --no-fail-fast
   fi
@@ -58,12 +58,22 @@ stage_asan() {
   host=$(rustc -vV | sed -n 's/^host: //p')
   tests shm 300 env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
     cargo test --locked -p ferroce-shm --lib --tests --target "$host" --target-dir "$target/asan"
-  tests c-abi 900 scripts/c-abi --asan
+  local daemon=()
+  if [[ -x $target/debug/ferroced ]]; then
+    daemon=(FERROCE_BIN_DIR="$target/debug") # The unit stage's: one less to build.
+  fi
+  tests c-abi 900 env "${daemon[@]}" scripts/c-abi --asan
   forget "$target/asan"
 }
 
+# The programs that simulation, end-to-end runs and the matrix use: the same packages each time, or each would build them anew.
+build_programs() {
+  check build 900 cargo build --profile sim --bins --examples --locked \
+    -p ferroce-sim -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce-fabric -p ferroce
+}
+
 stage_sim() {
-  check build 900 cargo build --profile sim -p ferroce-sim --locked || return
+  build_programs || return
   check seeds-0..300 300 "$target/sim/ferroce-sim" --seeds 0..300
   check network-seeds-0..2000 300 "$target/sim/ferroce-sim" --swarm network --seeds 0..2000
   check papers 60 "$target/sim/ferroce-sim" papers R2 R7
@@ -73,14 +83,13 @@ stage_sim() {
 }
 
 stage_fuzz() {
-  check targets 600 scripts/fuzz 15
+  check targets 600 scripts/fuzz 10
   forget "$target/fuzz"
 }
 
 # One script a scenario; each makes its own namespaces and removes them. They find the binaries by FERROCE_BIN_DIR.
 stage_e2e() {
-  check build 900 cargo build --profile sim --bins --examples --locked \
-    -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce-fabric -p ferroce || return
+  build_programs || return
   tests c-abi 300 env FERROCE_BIN_DIR="$target/sim" scripts/c-abi
   local script as_root=()
   if ((EUID != 0)); then
@@ -99,8 +108,7 @@ stage_interop() {
     echo "[interop] not run: qemu-system-x86_64 is missing, \`scripts/setup interop\` installs it"
     return
   fi
-  check build 900 cargo build --profile sim --bins --examples --locked \
-    -p ferroce-daemon -p ferroce-cli -p ferroce-perf -p ferroce || return
+  build_programs || return
   tests matrix 400 env FERROCE_BIN_DIR="$target/sim" scripts/interop --fast
 }
 
