@@ -9,6 +9,14 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(frame) = Frame::parse(bytes) else { return };
     assert!(frame.payload().len() <= bytes.len());
     let _ = (frame.icrc_ok(), frame.reth(), frame.aeth(), frame.atomiceth(), frame.atomicacketh(), frame.deth());
-    let _ = (frame.immdt(), frame.ieth(), frame.xrceth(), frame.sacketh(), frame.grh_area(), frame.src_ip(), frame.dst_ip());
+    let _ = (
+        frame.immdt(),
+        frame.ieth(),
+        frame.xrceth(),
+        frame.sacketh(),
+        frame.grh_area(),
+        frame.src_ip(),
+        frame.dst_ip(),
+    );
     assert!(!frame.to_string().is_empty());
 });

@@ -1,8 +1,8 @@
 //! Congestion control: how fast a QP may send, and how much it may have in flight.
 //!
 //! Each algorithm is a state machine without a clock: what happened, and when, goes in; a rate and a window come out. A QP's own
-//! is a [`Controller`]; the numbers that it works with are in a [`Profile`], which all QPs of a port share that have no settings of
-//! their own. `qp::congestion` feeds the one and obeys the other; [`crate::pacer`] spaces packets out.
+//! is a `Controller`; the numbers that it works with are in a `Profile`, which all QPs of a port share that have no settings of
+//! their own. `qp::congestion` feeds the one and obeys the other; `pacer` spaces packets out.
 //!
 //! Sources: DCQCN (SIGCOMM 2015) with the extensions of NVIDIA's adapters, TIMELY (SIGCOMM 2015) and its patch (CoNEXT 2016),
 //! Swift (SIGCOMM 2020). `docs/congestion.md` has formulas and parameters.
