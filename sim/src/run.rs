@@ -162,12 +162,7 @@ fn check_counters(world: &World) -> Checked {
             port.tx_roce_packets,
             ours.sent_roce
         );
-        let refused = port.rx_icrc_encapsulated
-            + port.rx_checksum_err
-            + port.rx_malformed_packets
-            + port.rx_unknown_opcode
-            + port.rx_bad_tver
-            + port.rx_other_packets;
+        let refused = refused(&port);
         let damaged = theirs.corrupted + theirs.truncated;
         require!(refused == damaged, "{damaged} damaged frames came to host {host}, it refused {refused}");
         let zeros = [
@@ -261,4 +256,14 @@ impl fmt::Display for Report {
             self.trace,
         )
     }
+}
+
+/// Frames that a port did not take for what they were: the damaged ones, if all else is right.
+pub(crate) fn refused(port: &PortCounters) -> u64 {
+    port.rx_icrc_encapsulated
+        + port.rx_checksum_err
+        + port.rx_malformed_packets
+        + port.rx_unknown_opcode
+        + port.rx_bad_tver
+        + port.rx_other_packets
 }

@@ -221,12 +221,7 @@ fn check_frames(fabric: &Fabric, settings: &SwarmSettings, has_lost: bool) -> Ch
     // A damaged frame may be duplicated on its way, by a link or by a switch that cannot read any more where it is to go.
     let copies = fabric.switch_counters().copies;
     let damaged: u64 = fabric.lines().map(|(_, _, c)| c.corrupted + c.truncated + c.duplicated).sum();
-    let refused = port.rx_icrc_encapsulated
-        + port.rx_checksum_err
-        + port.rx_malformed_packets
-        + port.rx_unknown_opcode
-        + port.rx_bad_tver
-        + port.rx_other_packets;
+    let refused = crate::run::refused(&port);
     require!(refused <= damaged + copies, "{damaged} frames were damaged or duplicated, and hosts refused {refused}");
     let zeros = [
         ("bad_ring_index", shard.bad_ring_index, has_lost),
