@@ -95,7 +95,7 @@ causes! {
         "a datagram is longer than the path MTU of the port, and can't be cut into several";
     /// Registered memory that is not mapped in the application (any more).
     NotMapped = 29,
-        "registered memory is not mapped in the application any more";
+        "registered memory is not mapped in the application any more, or the application is gone";
     /// As responder: an invalid request came.
     InvalidRequestReceived = 32,
         "the peer sent an invalid request";

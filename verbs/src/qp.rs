@@ -391,6 +391,11 @@ impl QueuePair {
         self.0.queues.send_free()
     }
 
+    #[cfg(test)]
+    pub(crate) fn queues(&self) -> &QpQueues {
+        &self.0.queues
+    }
+
     /// Where its sends complete.
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.0.send_cq

@@ -535,6 +535,21 @@ fn a_polled_completion_stands_for_a_free_slot_even_before_the_engine_gives_it_ba
 }
 
 #[test]
+fn a_slot_that_is_given_back_after_the_queue_was_found_full_is_found() {
+    let bed = bed(false);
+    for wr_id in 0..8 {
+        bed.qp.post_send(&SendWr::send(wr_id, &[]).signaled()).unwrap();
+    }
+    bed.mock.fetch_sends(bed.qp.qpn());
+    bed.mock.complete(bed.qp.qpn(), 0, WcOpcode::Send, WcStatus::Success);
+    assert_eq!(ids(&bed.cq), [0]);
+    // Between the post that found no room, and the look at what is owed.
+    bed.mock.retire_sends(bed.qp.qpn(), 1);
+    let queues = bed.qp.queues();
+    assert!(queues.wait_for_slot(&mut queues.send.lock().unwrap()));
+}
+
+#[test]
 fn a_datagram_names_its_handle_its_receiver_and_the_qkey() {
     let mock = Mock::new(true);
     let bed = bed_on(Context::from_endpoint(Arc::clone(&mock) as Arc<dyn control::Endpoint>).unwrap(), mock);

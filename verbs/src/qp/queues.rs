@@ -200,20 +200,22 @@ impl QpQueues {
     }
 
     /// The send queue is full. If a completion was polled that stands for one of its slots, the engine is between making the
-    /// completion and giving the slot back, a few instructions: waits for it. True if there is room now.
+    /// completion and giving the slot back, a few instructions: waits for it. True if there is room, as there is when the engine gave
+    /// slots back since the queue was found full.
     #[cold]
-    fn wait_for_slot(&self, side: &mut SendSide) -> bool {
-        if self.completed_not_retired(side) <= 0 {
-            return false;
-        }
+    pub(crate) fn wait_for_slot(&self, side: &mut SendSide) -> bool {
         let since = Instant::now();
-        while side.poster.free() == 0 {
-            if self.completed_not_retired(side) <= 0 || since.elapsed() > RETIRE_WAIT {
+        loop {
+            // Asked before the room is: what is given back in between is room that is found.
+            let is_owed = self.completed_not_retired(side) > 0;
+            if side.poster.free() > 0 {
+                return true;
+            }
+            if !is_owed || since.elapsed() > RETIRE_WAIT {
                 return false;
             }
             std::thread::yield_now();
         }
-        true
     }
 
     /// As [`QpQueues::flush_sends`], for receives.
