@@ -48,6 +48,8 @@ pub(crate) struct Board {
     pub(super) response_end: Psn,
     /// When the packet was last sent that, of those known to have come, was sent last.
     newest: Time,
+    /// What was asked for before then was sent by the peer, if it got that.
+    asked_before: Time,
     /// When something last came that was missing, or sending began after a pause.
     heard: Time,
     /// When a missing packet becomes a lost one, at the earliest.
@@ -60,17 +62,15 @@ pub(crate) struct Board {
     pub(super) backoff: u8,
     /// How many times its least size the reorder window is.
     reorder_factor: u32,
-    /// When each packet was last sent.
+    /// When each packet was last sent, or asked for.
     sent: Box<[Time; WINDOW as usize]>,
     /// Since when each packet is missing; [`Time::NEVER`] if it is not.
     missed: Box<[Time; WINDOW as usize]>,
-    /// When the request of each slot was last sent: READ responses have no time of their own.
-    requested: Box<[Time]>,
 }
 
 impl Board {
-    /// A board on which nothing is in flight; `depth` is that of the send queue.
-    pub(super) fn new(una: Psn, depth: usize) -> Box<Self> {
+    /// A board on which nothing is in flight.
+    pub(super) fn new(una: Psn) -> Box<Self> {
         Box::new(Self {
             sacked: PsnSet::EMPTY,
             lost: PsnSet::EMPTY,
@@ -80,6 +80,7 @@ impl Board {
             request_end: una,
             response_end: una,
             newest: Time::ZERO,
+            asked_before: Time::ZERO,
             heard: Time::NEVER,
             reorder_at: Time::NEVER,
             probe_at: Time::NEVER,
@@ -88,7 +89,6 @@ impl Board {
             reorder_factor: 1,
             sent: Box::new([Time::ZERO; WINDOW as usize]),
             missed: Box::new([Time::NEVER; WINDOW as usize]),
-            requested: vec![Time::ZERO; depth].into_boxed_slice(),
         })
     }
 
@@ -98,24 +98,23 @@ impl Board {
         self.reorder_at.min(self.probe_at)
     }
 
-    /// A request packet went out. `is_repeat`: not for the first time.
+    /// A request packet went out that takes `count` PSNs. `is_repeat`: not for the first time.
     #[inline]
-    pub(super) fn note_sent(&mut self, psn: Psn, slot_index: usize, is_repeat: bool, now: Time) {
-        self.sent[place(psn)] = now;
-        self.missed[place(psn)] = Time::NEVER;
-        self.requested[slot_index] = now;
+    pub(super) fn note_sent(&mut self, first: Psn, count: u32, is_repeat: bool, now: Time) {
+        for psn in (0..count).map(|offset| first.add(offset)) {
+            self.sent[place(psn)] = now;
+            self.missed[place(psn)] = Time::NEVER;
+        }
         if is_repeat {
-            self.repeated.insert(psn);
+            self.repeated.insert(first);
+            self.lost.remove(first);
         }
     }
 
     /// READ responses are asked for again.
     pub(super) fn note_asked_again(&mut self, first: Psn, count: u32, now: Time) {
         for psn in (0..count).map(|offset| first.add(offset)) {
-            self.sent[place(psn)] = now;
-            self.missed[place(psn)] = Time::NEVER;
-            self.repeated.insert(psn);
-            self.lost.remove(psn);
+            self.note_sent(psn, 1, true, now);
         }
     }
 
@@ -153,25 +152,23 @@ impl Board {
         self.backoff = 0;
     }
 
-    /// Something has come: a request packet, as the peer says, or a response to the request of slot `response_of`. A repeat
-    /// that is answered sooner than any packet ever was says that the first transmission was late and not lost.
-    pub(super) fn note_arrival(
-        &mut self,
-        psn: Psn,
-        response_of: Option<usize>,
-        rtt: &RttMeter,
-        now: Time,
-        config: &RecoveryConfig,
-    ) {
-        let is_repeat = self.repeated.contains(psn);
-        let sent = match response_of {
-            Some(slot_index) if !is_repeat => self.requested[slot_index],
-            _ => self.sent[place(psn)],
-        };
-        if is_repeat && rtt.estimate().is_some_and(|rtt| now.ns_since(sent) < rtt.min_ns) {
+    /// Something has come: a request packet, as the peer says, or a response. A repeat that is answered sooner than any packet ever
+    /// was says that the first transmission was late and not lost.
+    pub(super) fn note_arrival(&mut self, psn: Psn, rtt: &RttMeter, now: Time, config: &RecoveryConfig) {
+        let sent = self.sent[place(psn)];
+        if self.repeated.contains(psn) && rtt.estimate().is_some_and(|rtt| now.ns_since(sent) < rtt.min_ns) {
             self.reorder_factor = (self.reorder_factor + 1).min(config.reorder_factor);
         } else {
             self.newest = self.newest.max(sent);
+        }
+    }
+
+    /// A response has come, however long ago it was asked for: what the peer was asked for again a round trip ago it has sent
+    /// before this one.
+    pub(super) fn note_response(&mut self, psn: Psn, rtt: &RttMeter, now: Time, config: &RecoveryConfig) {
+        self.note_arrival(psn, rtt, now, config);
+        if let Some(rtt) = rtt.estimate() {
+            self.asked_before = Time::from_ns(now.as_ns().saturating_sub(rtt.smoothed_ns));
         }
     }
 
@@ -224,7 +221,8 @@ impl Board {
             let sent = self.sent[place(psn)];
             let low_ns = u64::from(config.rto_low_us) * 1_000;
             let smoothed = rtt.estimate().map_or(low_ns, |rtt| rtt.smoothed_ns);
-            let patience = if self.newest > sent {
+            let is_response = psn.is_before(self.acked_end);
+            let patience = if self.newest > sent || (is_response && self.asked_before > sent) {
                 smoothed + reorder_ns
             } else if self.probes == 0 || is_oldest {
                 (smoothed + 4 * rtt.variation_ns()).max(low_ns) << self.probes.min(PROBE_DOUBLINGS)

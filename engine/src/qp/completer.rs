@@ -152,6 +152,9 @@ impl Qp {
         if let Some(board) = &mut self.body.board {
             board.slide(self.req.una_psn, psn);
         }
+        if self.req.has_parts {
+            self.slide_parts(self.req.una_psn, psn);
+        }
         self.req.una_psn = psn;
         self.req.retry_left = self.req.retry_cnt;
         self.req.rnr_left = self.req.rnr_retry;
@@ -171,7 +174,7 @@ impl Qp {
         if slot.packets == 0 {
             self.pass_local(ahead);
         }
-        if slot.opcode.is_read_or_atomic() && ahead {
+        if slot.opcode.is_read_or_atomic() && ahead && !self.req.has_parts {
             self.req.rd_outstanding = self.req.rd_outstanding.saturating_sub(1);
         }
         self.move_una(slot.end_psn());

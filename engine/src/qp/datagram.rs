@@ -96,7 +96,7 @@ impl Qp {
             NextHop::Asked { again: true } | NextHop::Failed => env.counters.ud_unreachable += 1,
         }
         let slot = SendSlot { first_psn: self.req.nxt_psn, ..slot };
-        self.after_send(env, &slot, true, false);
+        self.after_send(env, &slot, 1, false);
         self.complete_on_transmit(env, &slot, true);
         Step::Sent
     }

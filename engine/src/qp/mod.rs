@@ -8,7 +8,7 @@
 //! `answers` it, `reassembly` keeps what comes early, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
 //! of legal transitions, `selective` the requester's side of selective repeat, with its scoreboard `board`, `keep` and `psn_set` what
-//! both sides keep packets in, `rtt` the round trip times, `signals` what
+//! both sides keep packets in, `parts` READs that are asked for in parts, `rtt` the round trip times, `signals` what
 //! loss recovery and congestion control are told, `congestion` what the latter does, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod answers;
@@ -22,6 +22,7 @@ mod flush;
 pub(crate) mod keep;
 mod local;
 mod modify;
+mod parts;
 mod psn_set;
 mod reassembly;
 mod requester;
@@ -54,6 +55,7 @@ use board::Board;
 pub(crate) use congestion::ECN_CE;
 use congestion::{CcFlags, Congestion};
 use keep::KeptRing;
+use psn_set::PsnSet;
 use reassembly::RepeatQueue;
 pub(crate) use requester::Step;
 use responder::{Nak, Resource, WriteCursor};
@@ -125,7 +127,7 @@ pub(crate) struct Requester {
     nxt_packet: u32,
     /// Packets since the last that asked for an acknowledgement.
     since_ack_request: u32,
-    /// READs and atomics in the slots from `una_slot` to the next packet.
+    /// READs and atomics in the slots from `una_slot` to the next packet; of READs in parts, the parts.
     rd_outstanding: u8,
     max_rd_atomic: u8,
     retry_cnt: u8,
@@ -138,6 +140,8 @@ pub(crate) struct Requester {
     gap_seen: bool,
     /// The path's neighbour is not known yet.
     unresolved: bool,
+    /// READs are asked for in parts, or were, and some are in flight.
+    has_parts: bool,
     /// 0 = no acknowledgement timer.
     timeout_ns: u64,
     /// When the acknowledgement timer fires.
@@ -203,6 +207,8 @@ pub(crate) struct QpBody {
     kept: Option<Box<KeptRing>>,
     /// The scoreboard of a QP that repeats selectively.
     board: Option<Box<Board>>,
+    /// Of READs in flight that are asked for in parts, and of atomics beside them: the last PSN of each request.
+    asked: PsnSet,
     /// `None` without a path.
     congestion: Option<Box<Congestion>>,
     /// Settings of congestion control of its own, in place of its port's.
@@ -329,7 +335,8 @@ impl Qp {
             resources: vec![Resource::EMPTY; usize::from(config.max_rd_atomic)].into_boxed_slice(),
             repeats: RepeatQueue::new(),
             kept: matches!(config.kind, QpType::Rc | QpType::XrcRecv).then(KeptRing::new),
-            board: recovery.is_selective().then(|| Board::new(Psn::new(0), depth)),
+            board: recovery.is_selective().then(|| Board::new(Psn::new(0))),
+            asked: PsnSet::EMPTY,
             congestion: None,
             own_congestion: None,
             cold: Cold {
@@ -376,7 +383,7 @@ impl Qp {
             // Both come with the path.
             window_packets: 1,
             ack_request_packets: 1,
-            req: Requester::new(Psn::new(0)),
+            req: Requester { has_parts: recovery.is_selective(), ..Requester::new(Psn::new(0)) },
             resp: Responder::new(Psn::new(0)),
             body: Box::new(body),
         }))
@@ -423,6 +430,18 @@ impl Qp {
     }
 }
 
+/// The earlier of two PSNs.
+#[inline]
+fn earlier(a: Psn, b: Psn) -> Psn {
+    if b.is_before(a) { b } else { a }
+}
+
+/// The later of two PSNs.
+#[inline]
+fn later(a: Psn, b: Psn) -> Psn {
+    if a.is_before(b) { b } else { a }
+}
+
 impl Requester {
     /// The state after RESET, or on the way to RTS with the first PSN to send.
     fn new(psn: Psn) -> Self {
@@ -445,6 +464,7 @@ impl Requester {
             locals: 0,
             gap_seen: false,
             unresolved: false,
+            has_parts: false,
             timeout_ns: 0,
             deadline: Time::NEVER,
             rnr_until: Time::NEVER,

@@ -66,6 +66,13 @@ impl PsnSet {
         Self { words: core::array::from_fn(|i| self.words[i] & !other.words[i]) }
     }
 
+    /// What of the set lies among the `count` PSNs from `base` on.
+    #[inline]
+    pub(super) fn within(&self, base: Psn, count: u32) -> Self {
+        let range = Self::range(base, count);
+        Self { words: core::array::from_fn(|i| self.words[i] & range.words[i]) }
+    }
+
     /// The set as a map whose bit 0 stands for `base`.
     #[inline]
     fn seen_from(&self, base: Psn) -> [u64; WORDS] {
@@ -149,6 +156,7 @@ mod tests {
             let expected = (0..WINDOW).map(|offset| offset < count);
             assert!((0..WINDOW).map(|offset| range.contains(base.add(offset))).eq(expected), "{base} {count}");
             assert!(range.without(&range).is_empty());
+            assert_eq!(PsnSet::range(base, WINDOW).within(base, count), range);
         }
     }
 

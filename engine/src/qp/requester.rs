@@ -129,13 +129,14 @@ impl Qp {
         if slot.packets == 0 {
             return self.execute_local(env, slot);
         }
+        let Some(psns) = self.psns_of_next(&slot, in_flight) else { return Step::Idle };
         if self.cc.is_paced() && !self.may_send_paced(env, Output::Request) {
             return Step::Idle;
         }
         if tx.room() == 0 {
             return Step::NoRoom;
         }
-        self.send_packet(env, tx, slot)
+        self.send_packet(env, tx, slot, psns)
     }
 
     /// PSNs from the oldest that is not acknowledged to the next one.
@@ -224,9 +225,9 @@ impl Qp {
         true
     }
 
-    /// Builds the packet at the cursor and moves the cursor on.
+    /// Builds the packet at the cursor, which takes so many PSNs, and moves the cursor on.
     #[inline]
-    fn send_packet<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, mut slot: SendSlot) -> Step {
+    fn send_packet<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, mut slot: SendSlot, psns: u32) -> Step {
         let (packet, psn) = (self.req.nxt_packet, self.req.nxt_psn);
         let index = self.slot_index(self.req.nxt_slot);
         if self.req.nxt_slot == self.req.started {
@@ -236,7 +237,8 @@ impl Qp {
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
         let reliable = self.kind.is_reliable();
         let ack_req = reliable && self.wants_ack(env, &slot, last);
-        let frame_len = match self.push_packet(env, tx, &slot, index, packet, psn, u32::MAX, ack_req) {
+        let asked = if packet + psns == slot.packets { u32::MAX } else { psns << self.mtu.shift() };
+        let frame_len = match self.push_packet(env, tx, &slot, index, packet, psn, asked, ack_req) {
             Ok(frame_len) => frame_len,
             Err(cause) => {
                 let error = WqeError::of_packet(cause);
@@ -250,10 +252,10 @@ impl Qp {
         };
         if self.cc.is_paced() {
             let offset = packet << self.mtu.shift();
-            let read_bytes = if slot.opcode == WrOpcode::RdmaRead { slot.length - offset } else { 0 };
+            let read_bytes = if slot.opcode == WrOpcode::RdmaRead { asked.min(slot.length - offset) } else { 0 };
             self.charge_pacer(env, frame_len, read_bytes);
         }
-        self.after_send(env, &slot, last, ack_req);
+        self.after_send(env, &slot, psns, ack_req);
         if !reliable {
             self.complete_on_transmit(env, &slot, last);
         }
@@ -280,7 +282,8 @@ impl Qp {
         let payload_len = if slot.sends_payload() { left.min(self.mtu.bytes()) } else { 0 };
         let last = !slot.sends_payload() || packet + 1 == slot.packets;
         let mut ext = ExtBytes::new();
-        self.put_ext_headers(&mut ext, slot, opcode, offset, left.min(asked));
+        let named = if slot.sends_payload() { left } else { left.min(asked) };
+        self.put_ext_headers(&mut ext, slot, opcode, offset, named);
         let mut bth = Bth::new(opcode, self.dest_qpn, psn);
         bth.pkey = self.pkey;
         bth.ack_req = ack_req;
@@ -409,16 +412,15 @@ impl Qp {
     }
 
     #[inline]
-    pub(super) fn after_send(&mut self, env: &mut Env, slot: &SendSlot, last: bool, ack_req: bool) {
+    pub(super) fn after_send(&mut self, env: &mut Env, slot: &SendSlot, psns: u32, ack_req: bool) {
         self.note_sent();
         let req = &mut self.req;
         req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
         let is_repeat = req.nxt_psn.is_before(req.max_psn);
-        if self.recovery.is_selective() {
-            let index = req.nxt_slot as usize & (self.body.slots.len() - 1);
-            if let Some(board) = &mut self.body.board {
-                board.note_sent(req.nxt_psn, index, is_repeat, env.now);
-            }
+        if self.recovery.is_selective()
+            && let Some(board) = &mut self.body.board
+        {
+            board.note_sent(req.nxt_psn, psns, is_repeat, env.now);
         }
         if is_repeat {
             env.counters.retransmitted_packets += 1;
@@ -429,15 +431,18 @@ impl Qp {
         if req.nxt_slot == req.started {
             req.started = req.started.wrapping_add(1);
         }
-        if last {
-            // A READ's request takes the PSNs of all its responses.
-            req.nxt_psn = slot.end_psn();
+        let in_parts = req.has_parts && slot.opcode.is_read_or_atomic();
+        if in_parts {
+            self.note_part(psns);
+        }
+        let req = &mut self.req;
+        // A READ's request takes the PSNs of its responses.
+        req.nxt_psn = req.nxt_psn.add(psns);
+        req.nxt_packet += psns;
+        if req.nxt_packet == slot.packets {
             req.nxt_slot = req.nxt_slot.wrapping_add(1);
             req.nxt_packet = 0;
-            req.rd_outstanding += u8::from(slot.opcode.is_read_or_atomic());
-        } else {
-            req.nxt_psn = req.nxt_psn.add(1);
-            req.nxt_packet += 1;
+            req.rd_outstanding += u8::from(slot.opcode.is_read_or_atomic() && !in_parts);
         }
         if req.max_psn.is_before(req.nxt_psn) {
             req.max_psn = req.nxt_psn;

@@ -7,7 +7,8 @@ use wire::{Frame, OpKind, Psn, SackEthRepr, Syndrome};
 use super::board::{Board, Verdict};
 use super::keep::Keeping;
 use super::psn_set::{PsnSet, WINDOW};
-use super::{Qp, Step};
+use super::slot::SendSlot;
+use super::{Qp, Step, earlier};
 use crate::post_mortem::RetryKind;
 use crate::ready::Output;
 use crate::shard::Env;
@@ -17,14 +18,17 @@ impl Qp {
     /// Changes how lost packets are made up for, at any time. What is in flight is sent again if that is needed.
     pub(crate) fn set_recovery(&mut self, env: &mut Env, policy: RecoveryPolicy) {
         self.recovery = policy;
-        if policy.is_selective() && self.body.board.is_none() {
-            self.body.board = Some(Board::new(self.req.una_psn, self.body.slots.len()));
-        }
-        if !policy.is_selective()
-            && let Some(mut board) = self.body.board.take()
-        {
-            board.kept.clear(&mut env.keep);
-            // What the peer has said is forgotten: only from the oldest PSN on is everything known to arrive.
+        if policy.is_selective() != self.body.board.is_some() {
+            if let Some(mut board) = self.body.board.take() {
+                board.kept.clear(&mut env.keep);
+                // READs in parts stay so until they are answered.
+                self.req.has_parts = !self.body.asked.is_empty();
+            } else {
+                self.body.board = Some(Board::new(self.req.una_psn));
+                self.req.has_parts = true;
+            }
+            // What the peer has said is forgotten, and more may be in flight than there may be: only from the oldest PSN on is
+            // everything known to arrive.
             if self.req.nxt_psn != self.req.una_psn {
                 self.rewind();
                 if matches!(self.state, QpState::Rts | QpState::Sqd) {
@@ -59,8 +63,10 @@ impl Qp {
         if let Some(mut board) = self.body.board.take() {
             board.kept.clear(&mut env.keep);
         }
+        self.body.asked.clear();
+        self.req.has_parts = self.recovery.is_selective();
         if self.recovery.is_selective() {
-            self.body.board = Some(Board::new(self.req.una_psn, self.body.slots.len()));
+            self.body.board = Some(Board::new(self.req.una_psn));
         }
     }
 
@@ -139,7 +145,7 @@ impl Qp {
     /// The peer has executed everything before `end`.
     fn note_executed(&mut self, env: &mut Env, end: Psn) {
         let last = end.sub(1);
-        let slot = self.slot_at(last).map(|number| self.slot_index(number));
+        let is_in_flight = self.slot_at(last).is_some();
         let Some(board) = &mut self.body.board else { return };
         if !board.acked_end.is_before(end) {
             return;
@@ -148,9 +154,8 @@ impl Qp {
             self.schedule_requests(env);
         }
         let Some(board) = &mut self.body.board else { return };
-        if let Some(index) = slot {
-            let response_of = self.body.slots[index].opcode.is_read_or_atomic().then_some(index);
-            board.note_arrival(last, response_of, &self.body.cold.rtt, env.now, &env.recovery);
+        if is_in_flight {
+            board.note_arrival(last, &self.body.cold.rtt, env.now, &env.recovery);
         }
         board.note_executed(end);
         board.note_progress(env.now);
@@ -217,7 +222,7 @@ impl Qp {
             }
             board.sacked.insert(psn);
             board.lost.remove(psn);
-            board.note_arrival(psn, None, &cold.rtt, env.now, &env.recovery);
+            board.note_arrival(psn, &cold.rtt, env.now, &env.recovery);
             board.note_progress(env.now);
             if board.request_end.is_before(psn.add(1)) {
                 board.request_end = psn.add(1);
@@ -232,16 +237,16 @@ impl Qp {
     fn take_response(&mut self, env: &mut Env, frame: &Frame<'_>) {
         let psn = frame.bth().psn;
         let Some(number) = self.slot_at(psn) else { return };
-        let index = self.slot_index(number);
-        let slot = self.body.slots[index];
+        let slot = self.body.slots[self.slot_index(number)];
         if !slot.opcode.is_read_or_atomic() {
             // Refused as ever, with everything before it acknowledged.
             self.handle_in_turn(env, frame);
             return;
         }
+        let executed_end = self.asked_with(psn, &slot).end;
         let (rtt, Some(board)) = (&mut self.body.cold.rtt, &mut self.body.board) else { return };
-        board.note_arrival(psn, Some(index), rtt, env.now, &env.recovery);
-        board.note_executed(slot.end_psn());
+        board.note_response(psn, rtt, env.now, &env.recovery);
+        board.note_executed(executed_end);
         board.note_progress(env.now);
         if board.response_end.is_before(psn.add(1)) {
             board.response_end = psn.add(1);
@@ -324,18 +329,19 @@ impl Qp {
         while let Some(psn) = open.first_from(una) {
             let Some(number) = self.slot_at(psn) else { return };
             let slot = self.body.slots[self.slot_index(number)];
+            let asked = self.asked_with(psn, &slot);
             let Some(board) = &mut self.body.board else { return };
-            let is_executed = slot.first_psn.is_before(board.acked_end);
+            let (is_read, is_executed) = (slot.opcode.is_read_or_atomic(), psn.is_before(board.acked_end));
             let next = psn.add(1);
-            let (looked_at, is_passed) = match (slot.opcode.is_read_or_atomic(), is_executed) {
+            let (looked_at, is_passed) = match (is_read, is_executed) {
                 // Its request is on its way, whatever PSN of it this is, and has its own place in the map.
-                (true, false) if psn != slot.first_psn => (slot.end_psn(), None),
-                (false, _) if psn.is_before(board.acked_end) => (earlier(slot.end_psn(), board.acked_end), None),
+                (true, false) if psn != asked.start => (asked.end, None),
+                (false, true) => (earlier(slot.end_psn(), board.acked_end), None),
                 (true, true) => (next, Some(psn.is_before(board.response_end))),
-                _ => (next, Some(psn.is_before(board.request_end))),
+                (_, false) => (next, Some(psn.is_before(board.request_end))),
             };
             // Of a READ that waits at the peer for what is before it, nothing is missing.
-            let is_waiting = slot.opcode.is_read_or_atomic() && !is_executed && board.sacked.contains(slot.first_psn);
+            let is_waiting = is_read && !is_executed && board.sacked.contains(asked.start);
             if let (Some(is_passed), false) = (is_passed, is_waiting)
                 && let Verdict::LostAt(at) =
                     board.judge(psn, psn == una, is_passed, &self.body.cold.rtt, &env.recovery, env.now)
@@ -371,27 +377,16 @@ impl Qp {
         let index = self.slot_index(number);
         let slot = self.body.slots[index];
         let packet = psn.distance_from(slot.first_psn).cast_unsigned();
-        let is_read = slot.opcode.is_read_or_atomic();
-        // Of a READ that was executed, what is missing in one piece; else the request packet itself.
-        let count = if is_read && slot.first_psn.is_before(acked_end) {
-            let lost = &self.body.board.as_deref()?.lost;
-            let end = slot.end_psn().distance_from(psn).cast_unsigned().min(WINDOW);
-            (1..end).find(|&offset| !lost.contains(psn.add(offset))).unwrap_or(end)
-        } else {
-            1
-        };
-        let asked = if count == 1 && packet == 0 && !slot.first_psn.is_before(acked_end) {
-            u32::MAX
-        } else {
-            count << self.mtu.shift()
-        };
+        let is_response = slot.opcode.is_read_or_atomic() && psn.is_before(acked_end);
+        let psns = self.psns_to_repeat(psn, &slot, is_response);
+        let asked = psns << self.mtu.shift();
         match self.push_packet(env, tx, &slot, index, packet, psn, asked, true) {
             Ok(frame_len) => {
                 if self.cc.is_paced() {
-                    let read_bytes = if slot.opcode == WrOpcode::RdmaRead { count << self.mtu.shift() } else { 0 };
+                    let read_bytes = if slot.opcode == WrOpcode::RdmaRead { asked } else { 0 };
                     self.charge_pacer(env, frame_len, read_bytes);
                 }
-                self.after_repeat(env, index, psn, count);
+                self.after_repeat(env, psn, psns, is_response);
                 Some(Step::Sent)
             }
             Err(cause) => {
@@ -405,18 +400,29 @@ impl Qp {
         }
     }
 
-    fn after_repeat(&mut self, env: &mut Env, index: usize, psn: Psn, count: u32) {
+    /// How many PSNs the repeat of a packet stands for: of a READ that was executed, what is missing in one piece and was asked
+    /// for by one request.
+    fn psns_to_repeat(&self, psn: Psn, slot: &SendSlot, is_response: bool) -> u32 {
+        if slot.sends_payload() {
+            return 1;
+        }
+        let left = self.asked_with(psn, slot).end.distance_from(psn).cast_unsigned().min(WINDOW);
+        let Some(board) = self.body.board.as_deref().filter(|_| is_response) else { return left };
+        (1..left).find(|&offset| !board.lost.contains(psn.add(offset))).unwrap_or(left)
+    }
+
+    fn after_repeat(&mut self, env: &mut Env, psn: Psn, psns: u32, is_response: bool) {
         self.note_sent();
         env.counters.retransmitted_packets += 1;
         env.counters.selective_repeats += 1;
         self.body.cold.counters.retransmitted_packets += 1;
-        self.body.cold.rtt.forget_if(psn, count);
-        let is_executed = self.body.board.as_ref().is_some_and(|board| psn.is_before(board.acked_end));
+        self.body.cold.rtt.forget_if(psn, if is_response { psns } else { 1 });
         let Some(board) = &mut self.body.board else { return };
-        if !is_executed {
-            board.note_sent(psn, index, true, env.now);
+        if is_response {
+            board.note_asked_again(psn, psns, env.now);
+        } else {
+            board.note_sent(psn, psns, true, env.now);
         }
-        board.note_asked_again(psn, count, env.now);
         // Whether it comes this time is looked at when the short timer of a repeat ends, if nothing says so before.
         let at = env.now.add_ns(u64::from(env.recovery.rto_low_us) * 1_000);
         board.reorder_at = board.reorder_at.min(at);
@@ -485,30 +491,17 @@ impl Qp {
     /// Sends the last packet in flight once more, so that the peer says what it has; every other time the oldest one.
     fn probe(&mut self, env: &mut Env) {
         let (una, nxt) = (self.req.una_psn, self.req.nxt_psn);
-        let last_slot = self.slot_at(nxt.sub(1)).map(|number| self.body.slots[self.slot_index(number)]);
+        let last = nxt.sub(1);
+        let slot = self.slot_at(last).map(|number| self.body.slots[self.slot_index(number)]);
+        let request = slot.filter(|slot| slot.opcode.is_read_or_atomic()).map(|slot| self.asked_with(last, &slot).start);
         let Some(board) = &mut self.body.board else { return };
-        let oldest = una;
-        let last = match last_slot {
-            Some(slot) if slot.opcode.is_read_or_atomic() => {
-                if slot.first_psn.is_before(board.acked_end) {
-                    // The peer answers it only if all before it were sent: so nothing is asked for too early.
-                    let in_window = una.add(WINDOW);
-                    if in_window.is_before(slot.end_psn()) { in_window.sub(1) } else { slot.end_psn().sub(1) }
-                } else {
-                    slot.first_psn
-                }
-            }
-            _ => nxt.sub(1),
-        };
+        // Of what was executed, the last response; the peer answers only if all before it were sent: so nothing is asked for too
+        // early.
+        let last = request.filter(|_| !last.is_before(board.acked_end)).unwrap_or(last);
         let is_there = board.sacked.contains(last) || board.kept.set().contains(last) || last.is_before(una);
-        let psn = if board.probes.is_multiple_of(2) || is_there { oldest } else { last };
+        let psn = if board.probes.is_multiple_of(2) || is_there { una } else { last };
         board.lost.insert(psn);
         env.counters.tail_probes += 1;
         self.schedule_requests(env);
     }
-}
-
-/// The earlier of two PSNs.
-fn earlier(a: Psn, b: Psn) -> Psn {
-    if b.is_before(a) { b } else { a }
 }

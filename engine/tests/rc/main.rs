@@ -2,7 +2,7 @@
 //!
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
-//! * [`selective`]: each side of selective repeat by itself, and peers that mean harm by it.
+//! * [`selective`]: each side of selective repeat by itself, and peers that mean harm by it; [`read_parts`]: its READs.
 //! * [`completions`], [`srq`], [`qp_states`], [`work_requests`], [`windows`]: what an application sees.
 //! * [`post_mortem`]: what an operator sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
@@ -24,6 +24,7 @@ mod ports;
 mod post_mortem;
 mod process_memory;
 mod qp_states;
+mod read_parts;
 mod recovery;
 mod requester;
 mod responder;
