@@ -122,6 +122,26 @@ fn several_qps_both_directions_and_inline_move_the_right_bytes() {
     }
 }
 
+/// That the rate is reached too is a test of the engine in virtual time: here other work may keep the program from its core.
+#[test]
+fn a_rate_is_never_passed_whatever_the_algorithm() {
+    for cc in ["", "none", "dcqcn-nvidia", "dcqcn-paper", "timely", "timely-original", "swift"] {
+        for test in ["write_bw", "read_bw", "send_bw"] {
+            let algorithm = if cc.is_empty() { String::new() } else { format!("--cc {cc}") };
+            let run = format!("{test} --embedded --single-thread -s 32K -n 64 --rate 200Mbps {algorithm}");
+            let report = &json(&format!("{run} --json --no-floor"))[0];
+            assert_eq!(report["verified"], true, "{run}");
+            // 64 messages, of which a burst and one message more (a READ is asked for whole) may have gone at once.
+            let most = 0.2 * 64.0 / 62.0;
+            let found = number(report, "gbit_per_s");
+            assert!(0.0 < found && found < most, "{run}: {found} Gbit/s");
+        }
+    }
+    let unlimited =
+        number(&json("write_bw --embedded --single-thread -s 32K -n 640 --json --no-floor")[0], "gbit_per_s");
+    assert!(unlimited > 0.2, "{unlimited} Gbit/s without a rate: the test shows nothing");
+}
+
 #[test]
 fn all_sizes_give_a_line_each_and_time_is_kept() {
     let reports = json("write_bw -a -D 0.05 --rounds 1 --embedded --single-thread --json --no-floor");

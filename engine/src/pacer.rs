@@ -94,6 +94,42 @@ mod tests {
     }
 
     #[test]
+    fn a_second_at_either_end_of_the_range_is_exact() {
+        const SECOND_NS: u128 = 1_000_000_000;
+        for (rate, bytes) in [(1_000_000_u64, 86_u64), (1_000_000, 4_178), (400_000_000_000, 4_178)] {
+            let mut pacer = Pacer::new(Time::ZERO);
+            let bits = u128::from(bytes) * 8;
+            let in_a_second = u128::from(rate) / bits;
+            let frames = usize::try_from(in_a_second).unwrap() + 2;
+            let sent = send(&mut pacer, rate, 0, frames, bytes, 0);
+            for (number, at) in sent.iter().enumerate() {
+                // Each frame goes in the first ns in which all before it are paid off: none earlier, and no error adds up.
+                assert_eq!(u128::from(at.as_ns()), (number as u128 * bits * SECOND_NS).div_ceil(u128::from(rate)));
+            }
+            // The first frame is not paid for in advance.
+            let by_then = sent.iter().filter(|at| u128::from(at.as_ns()) <= SECOND_NS).count();
+            assert_eq!(by_then as u128, in_a_second + 1, "{rate}");
+        }
+    }
+
+    #[test]
+    fn a_loop_that_comes_every_us_loses_nothing_at_the_fastest_rate() {
+        const RATE: u64 = 400_000_000_000;
+        let mut pacer = Pacer::new(Time::ZERO);
+        // 50,000 bytes a us: more than one turn's worth of credit must fit the burst.
+        let mut sent_bytes = 0_u64;
+        for turn in 0..1_000_000 {
+            pacer.advance(Time::from_ns(turn * 1_000), RATE, 64 << 10);
+            while pacer.may_send() {
+                pacer.charge(4_178);
+                sent_bytes += 4_178;
+            }
+            assert!(sent_bytes <= turn * 50_000 + 4_178, "turn {turn}");
+        }
+        assert!(sent_bytes > 999_999 * 50_000, "{sent_bytes}");
+    }
+
+    #[test]
     fn a_late_loop_keeps_the_rate_as_far_as_the_burst_goes() {
         let mut pacer = Pacer::new(Time::ZERO);
         // 10 Gb/s: a frame of 1250 bytes a us, and a loop 5 us late, which 8 KB make up for.

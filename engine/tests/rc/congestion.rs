@@ -211,6 +211,25 @@ fn rate_limit_holds_exactly_for_writes_and_for_the_responses_of_reads() {
 }
 
 #[test]
+fn a_rate_limit_holds_whatever_the_algorithm() {
+    for algorithm in ["none", "dcqcn-nvidia", "dcqcn-paper", "timely", "timely-original", "swift"] {
+        for limit in [1_000_000_000_u64, 40_000_000_000] {
+            let text = format!("{limit}bps");
+            let mut pair = pair(algorithm, &[("rate_limit", text.as_str())]);
+            let begin = pair.now.as_ns();
+            for wr_id in 0..4 {
+                pair.post(pair.wqe(wr_id, WrOpcode::RdmaWrite), 512 << 10);
+            }
+            let sent = run(&mut pair, begin + 100_000_000, is_write);
+            assert_eq!((sent.len(), pair.completions(0).len()), (2_048, 4), "{algorithm}");
+            check_pacing(&sent[..256], limit, 32 << 10);
+            near(rate(&sent), limit as f64, 0.02);
+            assert_eq!(pair.figure(0, "retransmitted_packets"), 0, "{algorithm}");
+        }
+    }
+}
+
+#[test]
 fn requests_and_responses_share_the_rate_and_neither_starves() {
     let mut pair = pair("none", &[("rate_limit", "100Mbps"), ("burst", "0")]);
     pair.post(pair.wqe(1, WrOpcode::RdmaWrite), 128 << 10);
