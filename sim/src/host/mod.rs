@@ -296,9 +296,9 @@ impl Host {
         inner.is_busy_unseen |= turned.is_busy;
     }
 
-    /// A frame has arrived.
-    pub fn receive(&self, frame: Vec<u8>) {
-        self.lock().receive(frame);
+    /// A frame has arrived. False if there was no room for it.
+    pub fn receive(&self, frame: Vec<u8>) -> bool {
+        self.lock().receive(frame)
     }
 
     /// The next frame for the wire.
@@ -407,23 +407,25 @@ impl Host {
 }
 
 impl Inner {
-    fn receive(&mut self, frame: Vec<u8>) {
+    fn receive(&mut self, frame: Vec<u8>) -> bool {
         let dest = wire::dest_qpn(&frame);
         if dest == Some(engine::MCAST_QPN) || engine::is_for_all_shards(&frame) {
             // Every shard has a neighbour table of its own, obeys pauses by itself, and perhaps has members of the group.
             let (first, others) = self.rx.split_at_mut(1);
             others.iter_mut().for_each(|queue| queue.push_back(frame.clone()));
             first[0].push_back(frame);
-            return;
+            return true;
         }
         let owner = dest.map_or(0, engine::shard_of);
         let owner = if owner < self.settings.shard_count { owner } else { 0 };
         let queue = &mut self.rx[usize::from(owner)];
-        if queue.len() < self.settings.rx_queue_frames {
+        let has_room = queue.len() < self.settings.rx_queue_frames;
+        if has_room {
             queue.push_back(frame);
         } else {
             self.rx_dropped += 1;
         }
+        has_room
     }
 
     fn turn(&mut self) -> Turned {

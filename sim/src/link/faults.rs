@@ -5,6 +5,7 @@ use rand::Rng;
 use wire::{EtherType, VlanRepr};
 
 use super::ETHERNET_BYTES;
+use crate::frame::{Damage, FrameStorage};
 use crate::random::{Stream, chance};
 
 /// Faults of one direction. Chances are in frames of a million.
@@ -175,13 +176,18 @@ impl Flip {
     }
 
     /// Flips them. True if the receiver must notice.
-    pub(super) fn apply(&self, frame: &mut [u8]) -> bool {
-        let free = Layout::of(frame).free;
-        for bit in &self.0 {
-            frame[bit >> 3] ^= 1 << (bit & 7);
+    pub(super) fn apply(&self, frame: &mut impl FrameStorage) -> bool {
+        let free = Layout::of(frame.bytes()).free;
+        let is_free = |bit: usize| free.iter().any(|&(at, mask)| at == bit >> 3 && mask >> (bit & 7) & 1 == 1);
+        let mut matters = false;
+        for &bit in &self.0 {
+            frame.bytes_mut()[bit >> 3] ^= 1 << (bit & 7);
+            if !is_free(bit) {
+                frame.note_damage(Damage::Flipped(bit));
+                matters = true;
+            }
         }
-        let is_free = |bit: &usize| free.iter().any(|&(at, mask)| at == bit >> 3 && mask >> (bit & 7) & 1 == 1);
-        !self.0.iter().all(is_free)
+        matters
     }
 }
 

@@ -9,7 +9,7 @@ mod script;
 use engine::Time;
 use rand::Rng;
 
-use crate::frame::FrameStorage;
+use crate::frame::{Damage, FrameStorage};
 use crate::random::{Stream, chance};
 use faults::{BurstLoss, FlapClock, Flip, truncated_len};
 pub use faults::{Faults, Flaps};
@@ -212,7 +212,7 @@ impl Direction {
         // A damaged ARP packet does not reach anybody: the frame's check sequence is all that it has.
         if is_roce {
             if chance(&mut self.stream, faults.corrupt_ppm) {
-                let note = match Flip::draw(frame.bytes(), &mut self.stream).apply(frame.bytes_mut()) {
+                let note = match Flip::draw(frame.bytes(), &mut self.stream).apply(&mut frame) {
                     true => {
                         self.counters.corrupted += 1;
                         "corrupted"
@@ -227,6 +227,7 @@ impl Direction {
             if chance(&mut self.stream, faults.truncate_ppm) {
                 // There is always room for less.
                 frame.resize(truncated_len(frame.bytes(), &mut self.stream));
+                frame.note_damage(Damage::Cut);
                 self.counters.truncated += 1;
                 return self.deliver(now, frame, Some("truncated"));
             }

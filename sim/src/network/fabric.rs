@@ -14,6 +14,7 @@ use super::topology::{End, LinkRole, Topology};
 use crate::agenda::Agenda;
 use crate::capture::Capture;
 use crate::flow::{NetworkTotals, QueueSample};
+use crate::frame::{FrameStorage, MarkedFrame};
 use crate::host::{self, Host, HostSettings};
 use crate::link::{Direction, Faults, LinkCounters, LinkSettings};
 use crate::network::pause::PRIORITY_COUNT;
@@ -72,7 +73,7 @@ enum Event {
     /// A host's turn, if it is still planned for now.
     Turn(u16),
     /// A frame has come to the end of a line.
-    Arrived(u32, Vec<u8>),
+    Arrived(u32, MarkedFrame),
     /// A line's transmitter is free, or may go on, if it is still planned for now.
     Free(u32),
     /// Somebody is to be told.
@@ -99,13 +100,15 @@ struct Node {
     /// The earliest time of its next turn.
     ready_at: Time,
     turn_ns: u64,
+    /// Damaged frames that its engine got.
+    damaged_frames: u64,
 }
 
 /// A running network.
 pub struct Fabric {
     agenda: Agenda<Event>,
     nodes: Vec<Node>,
-    switches: Vec<Switch<Vec<u8>>>,
+    switches: Vec<Switch<MarkedFrame>>,
     /// The line that each port of each switch sends to.
     switch_lines: Vec<Vec<u32>>,
     lines: Vec<Line>,
@@ -173,13 +176,18 @@ impl Fabric {
         &self.nodes[usize::from(number)].host
     }
 
+    /// Damaged frames that a host's engine got, each of which it must refuse.
+    pub fn damaged_frames(&self, host: u16) -> u64 {
+        self.nodes[usize::from(host)].damaged_frames
+    }
+
     /// Hosts.
     pub fn host_count(&self) -> u16 {
         self.nodes.len() as u16
     }
 
     /// The switches.
-    pub fn switches(&self) -> &[Switch<Vec<u8>>] {
+    pub fn switches(&self) -> &[Switch<MarkedFrame>] {
         &self.switches
     }
 
@@ -281,7 +289,7 @@ impl Fabric {
         turned.is_busy
     }
 
-    fn arrived(&mut self, line: u32, frame: Vec<u8>) {
+    fn arrived(&mut self, line: u32, frame: MarkedFrame) {
         match self.lines[line as usize].to {
             End::Host(host) => self.arrived_at_host(host, frame),
             End::Switch(switch, port) => {
@@ -301,10 +309,10 @@ impl Fabric {
         }
     }
 
-    fn arrived_at_host(&mut self, number: u16, frame: Vec<u8>) {
+    fn arrived_at_host(&mut self, number: u16, frame: MarkedFrame) {
         let now = self.now();
         let node = &mut self.nodes[usize::from(number)];
-        if let Some(pfc) = PfcRepr::parse(&frame) {
+        if let Some(pfc) = PfcRepr::parse(frame.bytes()) {
             // The engine hears of it as well, and builds nothing for a priority that must wait.
             node.nic.obey(now, pfc);
             let line = node.line;
@@ -312,9 +320,11 @@ impl Fabric {
         }
         let node = &mut self.nodes[usize::from(number)];
         // A device takes what is for it, and for groups. A flood brings other frames, too.
-        let is_ours = frame.first_chunk().is_some_and(|mac| *mac == host::mac(number).0 || mac[0] & 1 == 1);
+        let is_ours = frame.bytes().first_chunk().is_some_and(|mac| *mac == host::mac(number).0 || mac[0] & 1 == 1);
         if is_ours {
-            node.host.receive(frame);
+            let is_damaged = frame.is_damaged();
+            let is_taken = node.host.receive(frame.into_bytes());
+            node.damaged_frames += u64::from(is_taken && is_damaged);
             self.plan_turn(number, now);
         }
     }
@@ -333,10 +343,10 @@ impl Fabric {
         let from = line.from;
         if line.serializer.is_free(now) {
             let frame = match from {
-                End::Host(host) => self.nodes[usize::from(host)].nic.pop(now),
+                End::Host(host) => self.nodes[usize::from(host)].nic.pop(now).map(MarkedFrame::from),
                 End::Switch(switch, port) => match self.switches[usize::from(switch)].transmit(now, port) {
                     Some(Transmit::Frame(frame)) => Some(frame),
-                    Some(Transmit::Pause(bytes)) => Some(bytes.to_vec()),
+                    Some(Transmit::Pause(bytes)) => Some(bytes.to_vec().into()),
                     None => None,
                 },
             };
@@ -378,18 +388,18 @@ impl Fabric {
     }
 
     /// Puts a frame on a line.
-    fn put(&mut self, number: u32, frame: Vec<u8>) {
+    fn put(&mut self, number: u32, frame: MarkedFrame) {
         let now = self.now();
         let line = &mut self.lines[number as usize];
-        let sent = line.serializer.send(now, frame.len());
+        let sent = line.serializer.send(now, frame.bytes().len());
         self.packet_events += 1;
         self.trace.add(now.as_ns());
-        self.trace.add(u64::from(number) << 32 | u64::from(digest(&frame)));
+        self.trace.add(u64::from(number) << 32 | u64::from(digest(frame.bytes())));
         let witness = match (line.from, line.to) {
             (End::Host(host), _) | (_, End::Host(host)) => Some(host),
             _ => None,
         };
-        let kept = self.capture.is_some().then(|| frame.clone());
+        let kept = self.capture.is_some().then(|| frame.bytes().to_vec());
         let outcome = line.direction.carry(sent, frame);
         if let (Some(capture), Some(frame), Some(host)) = (&mut self.capture, kept, witness) {
             // It writes to memory, which does not fail.
@@ -519,7 +529,7 @@ fn switches(
     settings: &FabricSettings,
     lines: &[Line],
     switch_lines: &[Vec<u32>],
-) -> Result<Vec<Switch<Vec<u8>>>, BadSettings> {
+) -> Result<Vec<Switch<MarkedFrame>>, BadSettings> {
     let tables = settings.topology.forwarding(seed);
     let made = tables.into_iter().zip(switch_lines).zip(0u16..).map(|((table, ports), number)| {
         let port = |&line: &u32| {
@@ -560,6 +570,7 @@ fn nodes(seed: u64, settings: &FabricSettings, lines: &[Line]) -> Checked<Vec<No
             turn_at: Time::NEVER,
             ready_at: Time::ZERO,
             turn_ns: settings.host.turn_ns,
+            damaged_frames: 0,
         });
     }
     Ok(nodes)

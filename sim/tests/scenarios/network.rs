@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use sim::network::swarm::{draw, run_seed};
+use sim::link::{Faults, LinkCounters};
+use sim::network::swarm::{draw, run as run_swarm, run_seed};
+use sim::network::topology::{End, Topology};
 use sim::scenario::{Outcome, Scenario, execute};
 
 fn run(text: &str) -> Outcome {
@@ -61,4 +63,30 @@ fn a_host_whose_client_dies_takes_only_its_own_flows_along() {
     let mishap = "[[faults.mishaps]]\nkind = \"death\"\nhost = 3\nat_us = 20\n";
     let outcome = run(&incast(mishap));
     assert_eq!((outcome.flows.completed, outcome.flows.abandoned), (7, 1));
+}
+
+#[test]
+fn copies_of_damaged_frames_are_refused_one_by_one() {
+    let mut settings = draw(0);
+    // Hosts' links damage frames, and those between the switches make copies of what they get.
+    let fabric = &mut settings.network.fabric;
+    fabric.topology = Topology::dumbbell(2, 2).unwrap();
+    fabric.access_faults = Faults { truncate_ppm: 20_000, corrupt_ppm: 20_000, ..Faults::NONE };
+    fabric.trunk_faults = Faults { duplicate_ppm: 500_000, ..Faults::NONE };
+    settings.network.mishaps.clear();
+    settings.workload = toml::from_str::<Workloads>("[[of]]\nkind = \"all-to-all\"\nbytes = 30_000\n").unwrap().of;
+    let mut counts = None;
+    let report = run_swarm(0, &settings, false, |fabric| {
+        let damaged_on = |(_, _, c): (End, End, &LinkCounters)| c.corrupted + c.truncated;
+        let at_hosts: u64 = (0..fabric.host_count()).map(|host| fabric.damaged_frames(host)).sum();
+        counts = Some((fabric.lines().map(damaged_on).sum::<u64>(), at_hosts));
+    });
+    report.unwrap();
+    let (on_links, at_hosts) = counts.unwrap();
+    assert!(on_links > 0 && at_hosts > on_links, "links damaged {on_links} frames, {at_hosts} came to hosts");
+}
+
+#[derive(serde::Deserialize)]
+struct Workloads {
+    of: Vec<sim::workload::WorkloadSettings>,
 }
