@@ -3,21 +3,25 @@
 use std::io::Write;
 
 use serde::Serialize;
-use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
+use serde_json::{Map, Value, json};
+use shm::control::congestion::{CongestionChange, CongestionParam, CongestionReport, CongestionTarget};
 
 use crate::client::Client;
 use crate::outcome::{CommandError, Outcome};
 use crate::qp::parse_qpn;
-use crate::report::{printable, qpn, table, write_json, write_table};
+use crate::report::{Pairs, printable, qpn, table, write_json, write_table};
 
 const HEADER: [&str; 5] = ["PARAMETER", "VALUE", "DEFAULT", "RANGE", "MEANING"];
 
 /// Arguments of `ferroce cc`.
 #[derive(clap::Args)]
-#[command(disable_help_subcommand = true)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// Nothing said is `show`.
     #[command(subcommand)]
-    action: Action,
+    action: Option<Action>,
 }
 
 #[derive(clap::Subcommand)]
@@ -67,28 +71,52 @@ impl Target {
     }
 }
 
-#[derive(Serialize)]
-struct Reports {
-    congestion: Vec<CongestionReport>,
-}
-
 /// Does what is asked, and prints what holds then.
 pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write) -> Result<Outcome, CommandError> {
-    let (Action::Show { target } | Action::Set { target, .. } | Action::Reset { target }) = &args.action;
+    let target = match &args.action {
+        None => &args.target,
+        Some(Action::Show { target } | Action::Set { target, .. } | Action::Reset { target }) => target,
+    };
     let mut reports = Vec::new();
     for target in target.resolve(client)? {
         reports.push(match &args.action {
-            Action::Show { .. } => client.congestion(target)?,
-            Action::Set { words, .. } => client.set_congestion(target, parse_change(words)?)?,
-            Action::Reset { .. } => client.reset_congestion(target)?,
+            None | Some(Action::Show { .. }) => client.congestion(target)?,
+            Some(Action::Set { words, .. }) => client.set_congestion(target, parse_change(words)?)?,
+            Some(Action::Reset { .. }) => client.reset_congestion(target)?,
         });
     }
     if json {
-        write_json(out, &Reports { congestion: reports })?;
+        write_json(out, &Reports { congestion: reports.iter().map(Report::new).collect() })?;
     } else {
         reports.iter().try_for_each(|report| write_text(report, out))?;
     }
     Ok(Outcome::Good)
+}
+
+#[derive(Serialize)]
+struct Reports<'a> {
+    congestion: Vec<Report<'a>>,
+}
+
+/// A port or a QP, for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    port_num: u8,
+    qpn: Option<u32>,
+    is_own: bool,
+    algorithm: &'a str,
+    params: Map<String, Value>,
+    figures: Pairs<'a, u64>,
+}
+
+impl<'a> Report<'a> {
+    fn new(report: &'a CongestionReport) -> Self {
+        let CongestionReport { port_num, qpn, is_own, ref algorithm, ref params, ref figures } = *report;
+        let param = |CongestionParam { name, value, default, range, meaning }: &CongestionParam| {
+            (name.clone(), json!({ "value": value, "default": default, "range": range, "meaning": meaning }))
+        };
+        Self { port_num, qpn, is_own, algorithm, params: params.iter().map(param).collect(), figures: Pairs(figures) }
+    }
 }
 
 /// One word may be an algorithm, the others are assignments.
@@ -121,10 +149,11 @@ fn write_text(report: &CongestionReport, out: &mut impl Write) -> Result<(), Com
         [&param.name, &param.value, &param.default, &param.range, &param.meaning].map(|text| printable(text)).to_vec()
     });
     write_table(out, &table(&HEADER, &[], rows), "  ")?;
-    for (name, value) in &report.figures {
-        writeln!(out, "  {} {value}", printable(name))?;
+    if !report.figures.is_empty() {
+        writeln!(out, "  now")?;
     }
-    Ok(())
+    let rows = report.figures.iter().map(|(name, value)| vec![printable(name), value.to_string()]);
+    Ok(write_table(out, &table(&[], &[1], rows), "    ")?)
 }
 
 #[cfg(test)]

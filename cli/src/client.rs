@@ -63,6 +63,12 @@ pub(crate) enum ClientError {
         /// Why, in a sentence.
         message: String,
     },
+    /// What was asked for cannot be: a value out of range, or of something that there is not.
+    #[error("{message}")]
+    Impossible {
+        /// Why, in a sentence.
+        message: String,
+    },
     /// The answer is one to another question.
     #[error("the daemon answered another question than {0}: is it another version?")]
     Unexpected(&'static str),
@@ -105,7 +111,10 @@ impl Client {
     /// Asks; a refusal is an error.
     fn call(&self, request: &Request) -> Result<Reply, ClientError> {
         match self.endpoint.call(request, &[])? {
-            (Reply::Refused { errno, message }, _) => Err(ClientError::Refused { errno, message }),
+            (Reply::Refused { errno, message }, _) => match Errno::from_raw(errno) {
+                Errno::EINVAL | Errno::ENOENT => Err(ClientError::Impossible { message }),
+                _ => Err(ClientError::Refused { errno, message }),
+            },
             (reply, _) => Ok(reply),
         }
     }

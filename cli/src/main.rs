@@ -50,7 +50,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit status: 0 done; 1 a negative answer (a wrong ICRC, a malformed packet, a refused request, a message lost or wrong); \
-2 wrong usage, no daemon, unreadable file.";
+2 wrong usage, a value out of range, something that there is not, no daemon, unreadable file.";
 
 #[derive(Subcommand)]
 enum Command {

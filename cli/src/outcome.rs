@@ -66,7 +66,7 @@ impl From<serde_json::Error> for CommandError {
 }
 
 impl CommandError {
-    /// 1 if the daemon said no, else 2.
+    /// 1 if the daemon said no, else 2: also if what was asked for cannot be, whoever asks.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Client(ClientError::Refused { .. }) | Self::Verbs(VerbsError::Refused { .. } | VerbsError::Cm(_)) => {

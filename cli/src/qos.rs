@@ -14,10 +14,19 @@ use crate::report::{Pairs, table, write_json, write_table};
 
 /// Arguments of `ferroce qos`.
 #[derive(clap::Args)]
-#[command(disable_help_subcommand = true)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct Args {
+    /// This port only.
+    #[arg(long, value_name = "PORT", value_parser = parse_port())]
+    port: Option<u8>,
+    /// Nothing said is `show`.
     #[command(subcommand)]
-    action: Action,
+    action: Option<Action>,
+}
+
+/// A port as a user writes it.
+fn parse_port() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(1..)
 }
 
 #[derive(clap::Subcommand)]
@@ -26,7 +35,7 @@ enum Action {
     #[command(after_help = "Example: ferroce qos show --port 1")]
     Show {
         /// This port only.
-        #[arg(long, value_name = "PORT")]
+        #[arg(long, value_name = "PORT", value_parser = parse_port())]
         port: Option<u8>,
     },
     /// Changes settings at once; for root and the daemon's own user. What is not named stays as it is.
@@ -35,7 +44,7 @@ Example: ferroce qos set --trust dscp --dscp2prio set,26,3 --pfc 0,0,0,1,0,0,0,0
 Numbers: see docs/qos.md, or `ferroce qos show`.")]
     Set {
         /// This port only.
-        #[arg(long, value_name = "PORT")]
+        #[arg(long, value_name = "PORT", value_parser = parse_port())]
         port: Option<u8>,
         #[command(flatten)]
         change: change::Args,
@@ -45,8 +54,9 @@ Numbers: see docs/qos.md, or `ferroce qos show`.")]
 /// Shows, or sets and shows what it is then.
 pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write) -> Result<Outcome, CommandError> {
     let ports = match &args.action {
-        Action::Show { port } => client.qos(*port)?,
-        Action::Set { port, change } => client.set_qos(*port, change.to_change())?,
+        None => client.qos(args.port)?,
+        Some(Action::Show { port }) => client.qos(*port)?,
+        Some(Action::Set { port, change }) => client.set_qos(*port, change.to_change())?,
     };
     let ports: Vec<Report<'_>> = ports.iter().map(Report).collect();
     for port in ports {
@@ -62,8 +72,21 @@ pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write
 /// A port.
 struct Report<'a>(&'a PortQos);
 
-const HEADER: [&str; 10] = ["PRIO", "TC", "TSA", "WEIGHT", "PFC", "PAUSED", "PAUSING", "RX_PAUSE", "TX_PAUSE", "DSCP"];
-const NUMERIC: [usize; 5] = [0, 1, 3, 7, 8];
+const HEADER: [&str; 12] = [
+    "PRIO",
+    "TC",
+    "TSA",
+    "WEIGHT",
+    "PFC",
+    "PAUSED",
+    "PAUSING",
+    "RX_PACKETS",
+    "TX_PACKETS",
+    "RX_PAUSE",
+    "TX_PAUSE",
+    "DSCP",
+];
+const NUMERIC: [usize; 7] = [0, 1, 3, 7, 8, 9, 10];
 
 impl Report<'_> {
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
@@ -94,6 +117,8 @@ impl Report<'_> {
             if settings.pfc[priority] { "on" } else { "off" }.to_owned(),
             paused.unwrap_or_else(|| "-".to_owned()),
             yes(state.map(|state| state.pausing)),
+            counter("rx_packets"),
+            counter("tx_packets"),
             counter("rx_pause"),
             counter("tx_pause"),
             dscps(settings, priority),

@@ -27,6 +27,12 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
+    /// All queue pairs, or one in full: `show` may be left out.
+    Show {
+        /// Show this one in full: a number such as 39 or 0x27.
+        #[arg(value_name = "QPN", value_parser = parse_qpn)]
+        qpn: Option<u32>,
+    },
     /// Changes a queue pair of RC that there is, at once.
     #[command(after_help = "Example: ferroce qp set 0x000027 --recovery hybrid")]
     Set {
@@ -81,6 +87,7 @@ pub(crate) fn run(client: &Client, args: &Args, json: bool, out: &mut impl Write
             client.set_recovery(qpn, recovery)?;
             Some(qpn)
         }
+        Some(Action::Show { qpn }) => qpn,
         _ => args.qpn,
     };
     match shown {

@@ -13,13 +13,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "ACTION", value_parser = parse_dscp)]
     dscp2prio: Vec<Dscp>,
     /// Traffic class of each priority, 0 to 7.
-    #[arg(long = "prio_tc", short = 'p', value_name = "LIST", value_parser = parse_numbers)]
+    #[arg(long = "prio_tc", short = 'p', value_name = "LIST", value_parser = parse_classes)]
     prio_tc: Option<[u8; PRIORITY_COUNT]>,
     /// How each traffic class takes its turn: strict or ets.
     #[arg(long, short = 's', value_name = "LIST", value_parser = parse_tsas)]
     tsa: Option<[Tsa; PRIORITY_COUNT]>,
-    /// Weight of each traffic class, 1 to 100; per cent, if they add up to 100.
-    #[arg(long, short = 't', value_name = "LIST", value_parser = parse_numbers)]
+    /// Weight of each traffic class, 1 to 100, and 0 only of strict ones; per cent, if they add up to 100.
+    #[arg(long, short = 't', value_name = "LIST", value_parser = parse_weights)]
     tcbw: Option<[u8; PRIORITY_COUNT]>,
     /// Flow control of each priority: 0 or 1.
     #[arg(long, short = 'f', value_name = "LIST", value_parser = parse_bits)]
@@ -88,8 +88,12 @@ fn parse_list<T>(text: &str, legal: &str, item: impl Fn(&str) -> Option<T>) -> R
         .ok_or_else(|| format!("eight {legal} with commas between them are possible"))
 }
 
-fn parse_numbers(text: &str) -> Result<[u8; PRIORITY_COUNT], String> {
-    parse_list(text, "numbers from 0 to 255", |word| word.parse().ok())
+fn parse_classes(text: &str) -> Result<[u8; PRIORITY_COUNT], String> {
+    parse_list(text, "traffic classes from 0 to 7", |word| word.parse().ok().filter(|&class| class < 8))
+}
+
+fn parse_weights(text: &str) -> Result<[u8; PRIORITY_COUNT], String> {
+    parse_list(text, "weights from 0 to 100", |word| word.parse().ok().filter(|&weight| weight <= 100))
 }
 
 fn parse_tsas(text: &str) -> Result<[Tsa; PRIORITY_COUNT], String> {
@@ -171,6 +175,8 @@ mod tests {
             (&["--pfc", "0,0,0,2,0,0,0,0"], "eight times 0 or 1"),
             (&["--pfc", "1"], "eight times 0 or 1"),
             (&["--tsa", "ets"], "`strict` or `ets`"),
+            (&["--prio_tc", "0,0,0,0,0,0,0,8"], "eight traffic classes from 0 to 7"),
+            (&["--tcbw", "101,0,0,0,0,0,0,0"], "eight weights from 0 to 100"),
             (&["--trust", "mac"], "`dscp` and `pcp`"),
             (&["pfc_xoff_frames=0"], "1 to 65535 are possible"),
             (&["xoff=1"], "keys are pfc_xoff_frames, pfc_xon_frames"),

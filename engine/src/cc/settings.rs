@@ -16,8 +16,8 @@ pub struct Settings {
 pub enum SettingError {
     /// There is no such algorithm.
     UnknownAlgorithm(String),
-    /// There is no such parameter.
-    UnknownParam(String),
+    /// The algorithm has no such parameter, nor has another.
+    UnknownParam(String, Algorithm),
     /// The algorithm does not have the parameter.
     NotOfAlgorithm(&'static Param, Algorithm),
     /// The text is no value of the parameter's unit.
@@ -32,10 +32,17 @@ impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownAlgorithm(name) => {
+                if let Some(param) = Param::from_name(name) {
+                    return write!(f, "{name} is a parameter: {name}=VALUE sets it, {}", param.range());
+                }
                 let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
                 write!(f, "there is no congestion control {name:?}: it is one of {}", names.join(", "))
             }
-            Self::UnknownParam(name) => write!(f, "congestion control has no parameter {name:?}"),
+            Self::UnknownParam(name, algorithm) => {
+                let known = PARAMS.iter().filter(|param| param.users.include(*algorithm)).map(|param| param.name);
+                let names: Vec<&str> = known.collect();
+                write!(f, "{} has no parameter {name:?}: it has {}", algorithm.name(), names.join(", "))
+            }
             Self::NotOfAlgorithm(param, algorithm) => {
                 write!(f, "{} is a parameter of {}, not of {}", param.name, param.users.name(), algorithm.name())
             }
@@ -112,7 +119,8 @@ impl Settings {
             }
         };
         for (name, text) in assignments {
-            let param = Param::from_name(name).ok_or_else(|| SettingError::UnknownParam(name.to_owned()))?;
+            let unknown = || SettingError::UnknownParam(name.to_owned(), new.algorithm);
+            let param = Param::from_name(name).ok_or_else(unknown)?;
             if !param.users.include(new.algorithm) {
                 return Err(SettingError::NotOfAlgorithm(param, new.algorithm));
             }
@@ -170,7 +178,9 @@ mod tests {
         assert_eq!((changed.get(ParamId::Rai), changed.get(ParamId::CnpDscp)), (40_000_000, 26));
         let refused = [
             (Some("cubic"), vec![], "there is no congestion control \"cubic\": it is one of none, dcqcn-nvidia"),
-            (None, vec![("rai", "40Mbps"), ("speed", "1")], "has no parameter \"speed\""),
+            (Some("rai"), vec![], "rai is a parameter: rai=VALUE sets it, 1Mbps to 100Gbps"),
+            (Some("swift"), vec![("speed", "1")], "swift has no parameter \"speed\": it has rate_limit, burst"),
+            (None, vec![("rai", "40Mbps"), ("speed", "1")], "dcqcn-nvidia has no parameter \"speed\""),
             (None, vec![("t_low", "1us")], "t_low is a parameter of timely, not of dcqcn-nvidia"),
             (None, vec![("rai", "quick")], "rai = \"quick\" is no value in bits/s: 1Mbps to 100Gbps"),
             (None, vec![("cnp_dscp", "64")], "cnp_dscp = 64 is out of range: 0 to 63"),

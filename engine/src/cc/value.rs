@@ -23,8 +23,16 @@ pub enum Unit {
     Switch,
 }
 
-/// Suffixes, the largest first; the last is what a bare number means.
-const RATES: &[(&str, u64)] = &[("Gbps", 1_000_000_000), ("Mbps", 1_000_000), ("kbps", 1_000), ("bps", 1)];
+/// Suffixes, the largest first, and the one to write before others of the same size; the last is what a bare number means.
+const RATES: &[(&str, u64)] = &[
+    ("Gbps", 1_000_000_000),
+    ("Gbit", 1_000_000_000),
+    ("Mbps", 1_000_000),
+    ("Mbit", 1_000_000),
+    ("kbps", 1_000),
+    ("kbit", 1_000),
+    ("bps", 1),
+];
 const TIMES: &[(&str, u64)] = &[("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 const BYTES: &[(&str, u64)] =
     &[("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("MB", 1_000_000), ("kB", 1_000), ("B", 1)];
@@ -124,6 +132,7 @@ mod tests {
             (Unit::Rate, "40Mbps", Some(40_000_000)),
             (Unit::Rate, "2.5 gbps", Some(2_500_000_000)),
             (Unit::Rate, "1000000", Some(1_000_000)),
+            (Unit::Rate, "5gbit", Some(5_000_000_000)),
             (Unit::Rate, "40MB", None),
             (Unit::Rate, "0.3bps", None),
             (Unit::Rate, "-1Mbps", None),
