@@ -25,6 +25,7 @@ latency="$numbers"' { if (!size) { size = $1; us = $5 } } END { if (us) print us
 
 # Programs of our own, in C, that know nothing of Ferroce.
 row memory 60 '/registered/ { print }' '@memory'
+row ece 60 '/agree on/ { print }' '@ece'
 row ibv_devices 60 '/ferroce/ { print $1, $2 }' 'ibv_devices'
 row ibv_devinfo 60 '/PORT_ACTIVE/ { state = $2 } /GID\[/ { gids++ } END { print state, gids, "GIDs" }' 'ibv_devinfo -v'
 row ibv_rc_pingpong 60 "$pingpong" 'ibv_rc_pingpong -g 0 -c {@peer} -- peer'

@@ -117,6 +117,27 @@ impl RecoveryPolicy {
     }
 }
 
+/// Options of enhanced connection establishment (`ibv_ece`): what the makers of two devices agree on beyond the specification.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EceAttr {
+    /// Whose options they are, 24 bits; 0 = nobody's.
+    pub vendor_id: u32,
+    /// What that vendor makes of them: ours are [`wire::cm::Ece`]'s.
+    pub options: u32,
+}
+
+impl From<wire::cm::Ece> for EceAttr {
+    fn from(ece: wire::cm::Ece) -> Self {
+        Self { vendor_id: ece.vendor_id, options: ece.options }
+    }
+}
+
+impl From<EceAttr> for wire::cm::Ece {
+    fn from(attr: EceAttr) -> Self {
+        Self { vendor_id: attr.vendor_id, options: attr.options }
+    }
+}
+
 coded_enum! {
     /// Transport service of a QP (`ibv_qp_type`).
     QpType {

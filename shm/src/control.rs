@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+    AccessFlags, AhAttr, DeviceAttr, EceAttr, GidEntry, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
     RecoveryPolicy, SrqAttr,
 };
 use crate::layout::QueueShape;
@@ -388,6 +388,20 @@ pub enum Request {
         /// What it does from now on.
         policy: RecoveryPolicy,
     },
+    /// Options of enhanced connection establishment of a QP: [`Reply::Ece`]. Once they are agreed upon, what was agreed, until the QP
+    /// is reset; before, what it can do.
+    QueryEce {
+        /// The QP.
+        qpn: u32,
+    },
+    /// Has a QP in RESET or INIT do what its peer can do as well: [`Reply::Ece`] with what it will do. `EINVAL` for the options of
+    /// another vendor, and in any other state.
+    SetEce {
+        /// The QP.
+        qpn: u32,
+        /// The peer's options.
+        ece: EceAttr,
+    },
 }
 
 /// What the daemon answers.
@@ -564,6 +578,8 @@ pub enum Reply {
         /// Where it lies.
         block: BlockAddress,
     },
+    /// Options of enhanced connection establishment of a QP.
+    Ece(EceAttr),
 }
 
 /// An asynchronous event (`ibv_async_event`), one a datagram on the event socket.

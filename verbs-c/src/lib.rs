@@ -10,6 +10,7 @@
 //!   the structure it knows, and goes on with our own fields behind it.
 //! * `post`, `builder`: work requests, as lists (`ibv_post_send`) and call by call (`ibv_wr_*`).
 //! * [`cm`]: the connection manager, for `librdmacm.so.1`.
+//! * [`ece`]: what two of our devices can do beyond the specification, for programs that connect QPs themselves.
 //! * [`later`]: verbs of later headers.
 //! * [`rsocket`]: sockets over connections, for `librdmacm.so.1` too.
 //! * `provider`: symbols that the vendors' own libraries, which come along with many programs, must find.
@@ -25,6 +26,7 @@ pub mod cm;
 pub mod context;
 pub mod cq;
 pub mod device;
+pub mod ece;
 mod entry;
 mod events;
 pub mod kern;

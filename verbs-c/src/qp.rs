@@ -415,35 +415,6 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-/// Enhanced connection establishment: there is nothing to agree upon.
-///
-/// # Safety
-/// `ece` may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    entry::status(|| {
-        // SAFETY: the caller's promise.
-        *unsafe { ece.as_mut() }.ok_or(entry::INVALID)? = ibv_ece::default();
-        Ok(())
-    })
-}
-
-/// Nothing but the nothing of [`ibv_query_ece`] can be set.
-///
-/// # Safety
-/// `ece` may be read.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    entry::status(|| {
-        // SAFETY: the caller's promise.
-        match unsafe { ece.as_ref() }.ok_or(entry::INVALID)? {
-            ibv_ece { comp_mask: 1.., .. } => Err(entry::INVALID),
-            ibv_ece { vendor_id: 0, .. } => Ok(()),
-            _ => Err(entry::NOT_OFFERED),
-        }
-    })
-}
-
 /// Whether data arrives in the order of its addresses: no promise is made.
 #[unsafe(no_mangle)]
 pub const extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {

@@ -95,8 +95,8 @@ pub use wr::{RecvWr, SendWr, WorkCompletion};
 pub use xrc::{XrcDomain, XrcReceiver, XrcdInit};
 
 pub use shm::attr::{
-    AccessFlags, AhAttr, DeviceAttr, GidEntry, GidType, MwType, NetworkHeader, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpState, QpType, RecoveryPolicy, SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
+    AccessFlags, AhAttr, DeviceAttr, EceAttr, GidEntry, GidType, MwType, NetworkHeader, PortAttr, QpAttr, QpAttrMask,
+    QpCap, QpState, QpType, RecoveryPolicy, SendFlags, SrqAttr, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
 pub use shm::clock::DeviceClock;
 pub use shm::control::post_mortem::{PeerAttr, PostMortem, PostMortemSummary};

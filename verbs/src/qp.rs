@@ -5,7 +5,7 @@ pub(crate) mod queues;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use shm::attr::RecoveryPolicy;
+use shm::attr::{EceAttr, RecoveryPolicy};
 use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::post_mortem::PostMortem;
 use shm::control::{Reply, Request};
@@ -265,6 +265,31 @@ impl QueuePair {
         match inner.context().call(&Request::SetRecovery { qpn: inner.queues.qpn, policy })? {
             Reply::Done => Ok(()),
             _ => Err(VerbsError::UnexpectedReply { request: "SetRecovery" }),
+        }
+    }
+
+    /// Options of enhanced connection establishment (`ibv_query_ece`): what the QP can do; once its peer's were set, by
+    /// [`QueuePair::set_ece`] or by the connection manager, what it does of them.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn query_ece(&self) -> Result<EceAttr, VerbsError> {
+        self.call_ece(&Request::QueryEce { qpn: self.0.queues.qpn }, "QueryEce")
+    }
+
+    /// Has the QP do what its peer can do as well (`ibv_set_ece`), for applications that connect QPs themselves: each tells the other what
+    /// [`QueuePair::query_ece`] says, and sets what it was told before RTR. Returns what the QP will do.
+    ///
+    /// # Errors
+    /// [`VerbsError::Refused`] (`EINVAL`) for the options of another vendor, or unless the QP is in RESET or INIT.
+    pub fn set_ece(&self, ece: EceAttr) -> Result<EceAttr, VerbsError> {
+        self.call_ece(&Request::SetEce { qpn: self.0.queues.qpn, ece }, "SetEce")
+    }
+
+    fn call_ece(&self, request: &Request, name: &'static str) -> Result<EceAttr, VerbsError> {
+        match self.0.context().call(request)? {
+            Reply::Ece(ece) => Ok(ece),
+            _ => Err(VerbsError::UnexpectedReply { request: name }),
         }
     }
 

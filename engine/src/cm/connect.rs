@@ -1,5 +1,6 @@
 //! The calls that make a connection, or refuse one: connect, accept, reject; and that data came before the RTU.
 
+use shm::attr::EceAttr;
 use shm::control::cm::ConnParam;
 use wire::cm::{
     AnsweredMessage, Ari, IpCmHeader, PortSpace, RejReason, RepRepr, ReqRepr, RtuRepr, ServiceId, SidrReqRepr,
@@ -37,6 +38,7 @@ impl Cm {
         if !is_datagram {
             self.check_qp(id, &param)?;
             check_retries(&param)?;
+            check_ece(&param)?;
         }
         let (transaction, comm) = (self.transaction(), self.new_comm(entropy));
         let mut link = Link::active(&self.config, transaction, comm, random_psn(entropy));
@@ -45,6 +47,9 @@ impl Cm {
             link.responder_resources = self.depth("responder_resources", param.responder_resources)?;
             link.initiator_depth = self.depth("initiator_depth", param.initiator_depth)?;
             link.retry_count = param.retry_count;
+            if let Some(ece) = param.ece {
+                link.say_ece(ece.into(), self.config.selective);
+            }
         }
         let request = mads::Request {
             config: &self.config,
@@ -96,6 +101,7 @@ impl Cm {
         let param = &offered.map_or_else(|| param.clone(), |offered| *offered);
         check_private("an acceptance", param, RepRepr::PRIVATE_BYTES)?;
         check_retries(param)?;
+        check_ece(param)?;
         self.check_qp(id, param)?;
         let depth = self.depth("initiator_depth", param.initiator_depth)?;
         let resources = self.depth("responder_resources", param.responder_resources)?;
@@ -113,6 +119,10 @@ impl Cm {
         link.responder_resources =
             if param.responder_resources == DEVICE_MAX || is_peer { resources.min(peer_asks) } else { resources };
         link.local_qpn = Qpn::new(param.qp_num);
+        if let Some(ece) = param.ece {
+            link.say_ece(ece.into(), link.selective);
+            link.selective = link.local_ece.is_selective();
+        }
         link.last = mads::rep(link, guid, ack_delay, param).to_mad(link.transaction);
         let qpn = link.local_qpn;
         self.by_local_qp.insert(qpn, id);
@@ -241,6 +251,15 @@ fn check_retries(param: &ConnParam) -> Result<(), CmRefusal> {
         }
     }
     Ok(())
+}
+
+fn check_ece(param: &ConnParam) -> Result<(), CmRefusal> {
+    match param.ece {
+        Some(EceAttr { vendor_id: vendor_id @ 0x0100_0000.., .. }) => {
+            refuse(errno::EINVAL, format!("ECE vendor_id {vendor_id:#x}: the message has 24 bits for it"))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn random_psn(entropy: Entropy<'_>) -> Psn {

@@ -246,7 +246,8 @@ impl Cm {
         link.remote_guid = rep.ca_guid;
         link.remote_qpn = rep.qpn;
         link.send_psn = rep.starting_psn;
-        link.selective = selective && rep.ece.is_selective();
+        link.remote_ece = rep.ece;
+        link.selective = selective && link.local_ece.is_selective() && rep.ece.is_selective();
         // The peer says what it does, of what we offered; what it can't do we don't ask for.
         link.initiator_depth = link.initiator_depth.min(rep.responder_resources);
         link.responder_resources = rep.initiator_depth;
@@ -262,6 +263,7 @@ impl Cm {
             srq: rep.srq,
             qp_num: rep.qpn.value(),
             qkey: 0,
+            ece: Some(rep.ece.into()),
         };
         self.by_remote_comm.insert((rep.ca_guid, rep.local_comm_id), id);
         self.by_remote_qp.insert(remote, id);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use shm::attr::AhAttr;
 use shm::control::cm::{CmEventType, CmIdInfo, ConnParam};
-use wire::cm::{CaGuid, CmPath, CommId, PortSpace, TransactionId};
+use wire::cm::{CaGuid, CmPath, CommId, Ece, PortSpace, TransactionId};
 use wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 use super::state::CmState;
@@ -149,6 +149,10 @@ pub(super) struct Link {
     pub(super) rnr_retry_count: u8,
     /// Of our QP.
     pub(super) ack_timeout: u8,
+    /// What we say of enhanced connection establishment.
+    pub(super) local_ece: Ece,
+    /// What the peer says.
+    pub(super) remote_ece: Ece,
     /// Both sides repeat selectively.
     pub(super) selective: bool,
     /// Of a UD service.
@@ -183,6 +187,8 @@ impl Link {
             initiator_depth: 0,
             retry_count: 0,
             rnr_retry_count: 0,
+            local_ece: Ece::new(config.selective),
+            remote_ece: Ece::default(),
             selective: false,
             ack_timeout: ack_timeout(config.packet_lifetime, config.ack_delay),
             qkey: Qkey(0),
@@ -193,6 +199,13 @@ impl Link {
             retries_left: config.max_retries,
             last: [0; MAD_BYTES],
         }
+    }
+}
+
+impl Link {
+    /// Says what the application wants said. Of our own options it can leave some out, and add none: the peer would rely on them.
+    pub(super) const fn say_ece(&mut self, ece: Ece, selective: bool) {
+        self.local_ece = if ece.vendor_id == Ece::FERROCE { Ece::accepting(&ece, selective) } else { ece };
     }
 }
 

@@ -4,7 +4,7 @@ use shm::control::cm::ConnParam;
 use wire::Pkey;
 use wire::cm::{
     AnsweredMessage, ApStatus, AprRepr, Ari, CaGuid, CmMessage, CmTimeout, CmTransport, CommId, DrepRepr, DreqRepr,
-    Ece, FailoverStatus, IpCmHeader, LapRepr, MraRepr, RejReason, RejRepr, RepRepr, ReqRepr, RtuRepr, ServiceId,
+    FailoverStatus, IpCmHeader, LapRepr, MraRepr, RejReason, RejRepr, RepRepr, ReqRepr, RtuRepr, ServiceId,
     SidrRepRepr, SidrReqRepr, SidrStatus,
 };
 use wire::{Qkey, Qpn};
@@ -40,7 +40,7 @@ pub(super) fn req(request: &Request<'_>, link: &Link, path: &Path, param: &ConnP
     let timeout = CmTimeout::new(request.config.response_timeout);
     CmMessage::Req(ReqRepr {
         local_comm_id: link.local_comm,
-        ece: Ece::new(request.config.selective),
+        ece: link.local_ece,
         service_id: request.service_id,
         ca_guid: request.guid,
         qkey: Qkey(0),
@@ -71,7 +71,7 @@ pub(super) fn rep(link: &Link, guid: CaGuid, ack_delay: u8, param: &ConnParam) -
     CmMessage::Rep(RepRepr {
         local_comm_id: link.local_comm,
         remote_comm_id: link.remote_comm,
-        ece: Ece::new(link.selective),
+        ece: link.local_ece,
         qkey: Qkey(0),
         qpn: link.local_qpn,
         eecn: 0,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use shm::control::cm::{CmEventType, ConnParam};
 use wire::cm::{
-    AnsweredMessage, Ari, CaGuid, CmTransport, CommId, IpCmHeader, PortSpace, RejReason, ReqRepr, TransactionId,
+    AnsweredMessage, Ari, CaGuid, CmTransport, CommId, Ece, IpCmHeader, PortSpace, RejReason, ReqRepr, TransactionId,
 };
 use wire::{Gid, PathMtu, Pkey, Qkey, Qpn};
 
@@ -247,6 +247,8 @@ impl Cm {
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             ack_timeout,
+            local_ece: Ece::new(self.config.selective && req.ece.is_selective()),
+            remote_ece: req.ece,
             selective: self.config.selective && req.ece.is_selective(),
             qkey: Qkey(0),
             offered: None,
@@ -295,5 +297,6 @@ fn request_param(req: &ReqRepr) -> ConnParam {
         srq: req.srq,
         qp_num: req.qpn.value(),
         qkey: 0,
+        ece: Some(req.ece.into()),
     }
 }

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-use shm::attr::{QpType, RecoveryPolicy};
 use shm::control::AsyncEvent;
 use shm::control::Reply;
 use shm::control::cm::{CmEvent, CmEventType, CmReply, CmRequest, ConnParam, PortSpace};
@@ -24,7 +23,6 @@ use crate::events::Event;
 use crate::gsi::{IncomingMad, OutgoingMad};
 use crate::neigh::Neighbour;
 use crate::time::Time;
-use crate::{QPN_INDEX_MASK, shard_of};
 
 /// Events of one id that may wait: more than a connection from its address to its time wait brings about.
 const EVENTS_PER_ID: u32 = 16;
@@ -256,7 +254,7 @@ impl Control {
                 };
                 let reply = self.cm_call(session, now, call)?;
                 if let Some(id) = settles {
-                    self.settle_recovery(shards, session, id);
+                    self.settle_ece(shards, session, id);
                 }
                 reply
             }
@@ -264,23 +262,29 @@ impl Control {
         Ok((reply, Vec::new()))
     }
 
-    /// The QP of a connection does from here on what its peer agreed to: no data has come yet. One that would repeat selectively
-    /// unasked does not do so with a peer that was asked, and could not say yes.
-    fn settle_recovery<S: Shards>(&self, shards: &mut S, session: &Session, handle: u32) {
-        let Ok(id) = session.cm.id(handle).map(|book| book.id) else { return };
-        let Some((qpn, is_agreed)) = self.cm.cm.settled_qp(id) else { return };
-        if !is_agreed && !self.config.recovery.unasked.is_selective() {
-            return;
+    /// The QP of an id whose connection has two ends, and whether they agreed to repeat selectively.
+    pub(super) fn settled_qp(&self, session: &Session, handle: u32) -> Option<(Qpn, bool)> {
+        self.cm.cm.settled_qp(session.cm.ids.get(&handle)?.id)
+    }
+
+    /// Only a QP of the user's own can be connected; it may be one of another session than the id's.
+    fn require_own_qp(&self, session: &Session, param: &ConnParam) -> Result<(), Refusal> {
+        let (qpn, uid) = (param.qp_num, session.peer.uid);
+        // Without a QP: an accept that only says "ready", or a request for a datagram service.
+        if qpn == 0 || session.qps.contains_key(&qpn) {
+            return Ok(());
         }
-        // The number is the client's word.
-        if session.qps.get(&qpn.value()).is_some_and(|book| book.kind == QpType::Rc) {
-            let policy = if is_agreed { self.config.recovery.policy } else { RecoveryPolicy::GoBackN };
-            shards.command(shard_of(qpn), Command::SetRecovery { index: qpn.value() & QPN_INDEX_MASK, policy });
+        if self.sessions.values().any(|other| other.peer.uid == uid && other.qps.contains_key(&qpn)) {
+            return Ok(());
         }
+        refuse(errno::EINVAL, format!("QP {qpn:#08x} does not exist in a session of user {uid}"))
     }
 
     /// The calls that the connection manager answers by itself.
     fn cm_call(&mut self, session: &mut Session, now: Time, call: CmRequest) -> Result<Reply, Refusal> {
+        if let CmRequest::Connect { param, .. } | CmRequest::Accept { param, .. } = &call {
+            self.require_own_qp(session, param)?;
+        }
         let cm = &mut self.cm.cm;
         let entropy = &mut *self.entropy;
         let id_of = |handle| session.cm.id(handle).map(|book| book.id);
@@ -305,11 +309,9 @@ impl Control {
             CmRequest::Listen { id, backlog } => cm.listen(id_of(id)?, backlog)?,
             CmRequest::Connect { id, param } => {
                 require_room(session, id)?;
-                require_own_qp(session, &param)?;
                 cm.connect(now, entropy, id_of(id)?, param)?;
             }
             CmRequest::Accept { id, param } => {
-                require_own_qp(session, &param)?;
                 let id = id_of(id)?;
                 cm.accept(now, id, &param)?;
                 self.post_mortems.set_peer(cm.peer_of(id));
@@ -511,15 +513,6 @@ fn require_room(session: &Session, handle: u32) -> Result<(), Refusal> {
         return Ok(());
     }
     refuse(errno::ENOBUFS, format!("{waiting} events of CM id {handle} wait: take them first"))
-}
-
-/// Only a QP of the session's own can be connected.
-fn require_own_qp(session: &Session, param: &ConnParam) -> Result<(), Refusal> {
-    // Without a QP: an accept that only says "ready", or a request for a datagram service.
-    if param.qp_num == 0 || session.qps.contains_key(&param.qp_num) {
-        return Ok(());
-    }
-    refuse(errno::EINVAL, format!("QP {:#08x} does not exist in this session", param.qp_num))
 }
 
 const fn wire_space(space: PortSpace) -> wire::cm::PortSpace {

@@ -8,6 +8,7 @@ mod admin;
 mod ah;
 mod cm;
 mod congestion;
+mod ece;
 mod gsi;
 mod mcast;
 mod memory;
@@ -374,6 +375,8 @@ impl Control {
             Request::SetQos { port_num, change } => self.set_qos(shards, session.peer, port_num, &change)?,
             Request::ResizeCq { cq, cqe } => return self.resize_cq(shards, session, cq, cqe),
             Request::SetRecovery { qpn, policy } => self.set_recovery(shards, number, session, qpn, policy)?,
+            Request::QueryEce { qpn } => self.query_ece(session, qpn)?,
+            Request::SetEce { qpn, ece } => self.set_ece(shards, session, qpn, ece)?,
             Request::Cm(request) => return self.cm_request(shards, number, session, now, request),
         };
         Ok((reply, Vec::new()))

@@ -104,7 +104,7 @@ impl Control {
         session.add_qp_users(&wanted, true);
         let WantedQp { pd, send_cq, recv_cq, srq, .. } = wanted;
         let (kind, place) = (wanted.qp_type, QpPlace::Session { address, doorbell_index });
-        let book = QpBook { kind, pd, send_cq, recv_cq, srq, place, neighbour: None };
+        let book = QpBook { kind, pd, send_cq, recv_cq, srq, place, neighbour: None, agreed: None };
         session.qps.insert(qpn.value(), book);
         let Granted { cap, sq, rq } = granted;
         let reply =
@@ -222,6 +222,9 @@ impl Control {
             Answer::Modified(state) => {
                 if has_path || state == QpState::Reset {
                     session.set_neighbour(qpn, neighbour);
+                }
+                if let (QpState::Reset, Some(book)) = (state, session.qps.get_mut(&qpn)) {
+                    book.agreed = None;
                 }
                 Ok(Reply::QpModified { state })
             }

@@ -10,6 +10,7 @@ use shm::mapping::{MapError, Mapping};
 use shm::process_memory::{AdoptError, AtomicTurns, ProcessMemory};
 use shm::segment::{Block, BlockAddress, SegmentAllocator, SegmentBudget};
 use shm::wake::{Notifier, channel};
+use wire::cm::Ece;
 
 use super::cm::CmBook;
 use super::process::Process;
@@ -110,6 +111,8 @@ pub(super) struct QpBook {
     pub(super) srq: Option<u32>,
     pub(super) place: QpPlace,
     pub(super) neighbour: Option<NeighbourKey>,
+    /// What its peer and it agreed to do beyond the specification, since it was reset.
+    pub(super) agreed: Option<Ece>,
 }
 
 /// The doorbell page of one shard.

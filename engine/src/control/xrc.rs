@@ -278,7 +278,8 @@ impl Session {
     fn add_xrc_qp(&mut self, qpn: u32, xrcd: u32, domain: u32) {
         let place = QpPlace::Domain { xrcd, domain };
         let (kind, cq) = (QpType::XrcRecv, NOBODY);
-        let book = QpBook { kind, pd: NOBODY, send_cq: cq, recv_cq: cq, srq: None, place, neighbour: None };
+        let book =
+            QpBook { kind, pd: NOBODY, send_cq: cq, recv_cq: cq, srq: None, place, neighbour: None, agreed: None };
         self.qps.insert(qpn, book);
         self.use_xrcd(xrcd, true);
     }

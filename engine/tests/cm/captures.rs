@@ -231,6 +231,7 @@ fn req_param(req: &ReqRepr) -> ConnParam {
         srq: req.srq,
         qp_num: req.qpn.value(),
         qkey: 0,
+        ece: None,
     }
 }
 

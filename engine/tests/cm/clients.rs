@@ -243,7 +243,7 @@ fn handles_of_another_session_do_not_exist() {
     let param = world.param(0);
     let reply = world.call_as(0, stranger, CmRequest::Connect { id, param });
     let Reply::Refused { message, .. } = reply else { panic!("{reply:?}") };
-    assert!(message.contains("does not exist in this session"), "{message}");
+    assert!(message.contains("does not exist in a session of user"), "{message}");
 }
 
 #[test]

@@ -5,5 +5,6 @@ mod support;
 
 mod captures;
 mod clients;
+mod ece;
 mod limits;
 mod world;

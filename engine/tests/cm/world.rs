@@ -162,10 +162,15 @@ impl World {
         (active, passive, listener)
     }
 
-    /// One more client of a side.
+    /// One more client of a side, of another user.
     pub(crate) fn stranger(&mut self, side: usize) -> u32 {
+        self.session_of(side, 2)
+    }
+
+    /// One more client of a side.
+    pub(crate) fn session_of(&mut self, side: usize, uid: u32) -> u32 {
         let host = &mut self.pair.hosts[side];
-        let session = host.control.open_session(Peer { pid: 2, uid: 2 }).unwrap();
+        let session = host.control.open_session(Peer { pid: 2, uid }).unwrap();
         let hello = Request::Hello { abi_version: shm::ABI_VERSION, client_name: "stranger".to_owned() };
         assert!(matches!(host.request(session, hello, vec![]).0, Reply::Hello { .. }));
         session

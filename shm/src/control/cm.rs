@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attr::{AhAttr, QpAttr, QpAttrMask, QpState};
+use crate::attr::{AhAttr, EceAttr, QpAttr, QpAttrMask, QpState};
 
 /// Private data of one message at most, bytes (REJ apart, which has 148, the most any message of a connection has is 224).
 pub const PRIVATE_DATA_MAX: usize = 224;
@@ -129,6 +129,9 @@ pub struct ConnParam {
     pub qp_num: u32,
     /// Q_Key (UD).
     pub qkey: u32,
+    /// Options of enhanced connection establishment, of connections: what the peer says; in a call what to say to it. `None`: what
+    /// the daemon's QPs can do, or of an answer, what they do of what the peer asked for.
+    pub ece: Option<EceAttr>,
 }
 
 /// A connection-management request of a client. Ids and channels are handles of the session.

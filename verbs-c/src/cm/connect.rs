@@ -15,8 +15,6 @@ use crate::qp::attr_as_c;
 
 /// "As many as the device can" (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 const MOST: u8 = u8::MAX;
-/// REJ reason 35: a vendor's option is not supported (IBTA 12.6.7.2).
-const REJECT_VENDOR_OPTION: u16 = 35;
 /// `IBV_EVENT_COMM_EST`.
 const COMM_EST: c_uint = 4;
 
@@ -24,7 +22,7 @@ const COMM_EST: c_uint = 4;
 ///
 /// # Safety
 /// `data` has `length` bytes, or is NULL.
-unsafe fn bytes(data: *const c_void, length: u8) -> Vec<u8> {
+pub(super) unsafe fn bytes(data: *const c_void, length: u8) -> Vec<u8> {
     if data.is_null() {
         return Vec::new();
     }
@@ -160,25 +158,6 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c
     })
 }
 
-/// As [`rdma_reject`], because of options that only some vendors have.
-///
-/// # Safety
-/// As [`rdma_reject`].
-#[unsafe(export_name = "ferroce_rdma_reject_ece")]
-pub unsafe extern "C" fn rdma_reject_ece(
-    id: *mut rdma_cm_id,
-    private_data: *const c_void,
-    private_data_len: u8,
-) -> c_int {
-    entry::number(|| {
-        // SAFETY: the caller's promise.
-        let (_, end) = unsafe { IdObject::of(id) }?.end()?;
-        // SAFETY: the caller's promise.
-        end.reject_because(REJECT_VENDOR_OPTION, &unsafe { bytes(private_data, private_data_len) })?;
-        Ok(0)
-    })
-}
-
 /// Ends the connection, or answers the peer who did; what is posted to the id's QP is flushed. `DISCONNECTED` comes if the peer had
 /// not ended it before.
 ///
@@ -234,38 +213,6 @@ pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_q
         *attr = attr_as_c(&found, ibv_qp_cap::default());
         attr.qp_state = c_uint::from(state.code());
         *mask = found_mask.0.cast_signed();
-        Ok(0)
-    })
-}
-
-/// Enhanced connection establishment: nothing but nothing can be offered to the peer.
-///
-/// # Errors
-/// `EOPNOTSUPP` for the options of a vendor.
-///
-/// # Safety
-/// `ece` may be read.
-#[unsafe(export_name = "ferroce_rdma_set_local_ece")]
-pub unsafe extern "C" fn rdma_set_local_ece(_id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    entry::number(|| {
-        // SAFETY: the caller's promise.
-        match unsafe { ece.as_ref() }.ok_or(entry::INVALID)? {
-            ibv_ece { comp_mask: 1.., .. } => Err(entry::INVALID),
-            ibv_ece { vendor_id: 0, .. } => Ok(0),
-            _ => Err(entry::NOT_OFFERED),
-        }
-    })
-}
-
-/// What the peer offers of that: nothing that we know of.
-///
-/// # Safety
-/// `ece` may be written.
-#[unsafe(export_name = "ferroce_rdma_get_remote_ece")]
-pub unsafe extern "C" fn rdma_get_remote_ece(_id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    entry::number(|| {
-        // SAFETY: the caller's promise.
-        *unsafe { ece.as_mut() }.ok_or(entry::INVALID)? = ibv_ece::default();
         Ok(0)
     })
 }

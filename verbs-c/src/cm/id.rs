@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ferroce::cm::{CmEvent, CmEventType, CmId, CmIdInfo, EventChannel, PortSpace};
-use ferroce::{Gid, QpType};
+use ferroce::{EceAttr, Gid, QpType};
 use nix::errno::Errno;
 use nix::libc::sockaddr;
 
@@ -56,6 +56,9 @@ pub(super) struct IdState {
     /// Groups, and what the program calls them.
     pub(super) groups: Vec<(IpAddr, *mut c_void)>,
     path: Option<Box<ibv_sa_path_rec>>,
+    local_ece: Option<EceAttr>,
+    /// What the peer said of enhanced connection establishment.
+    pub(super) remote_ece: EceAttr,
 }
 
 impl IdObject {
@@ -145,6 +148,7 @@ impl IdObject {
         device.ids.add(id.handle(), this);
         let mut state = lock(&self.state);
         id.set_path(state.traffic_class, state.ack_timeout);
+        id.set_local_ece(state.local_ece);
         state.ends.push((Arc::clone(device), id));
     }
 
@@ -156,6 +160,20 @@ impl IdObject {
         for (_, id) in &state.ends {
             id.set_path(state.traffic_class, state.ack_timeout);
         }
+    }
+
+    /// Chooses what the next request or acceptance offers.
+    pub(super) fn set_local_ece(&self, ece: EceAttr) {
+        let mut state = lock(&self.state);
+        state.local_ece = Some(ece);
+        for (_, id) in &state.ends {
+            id.set_local_ece(Some(ece));
+        }
+    }
+
+    /// True if the library has made its QP.
+    pub(super) fn has_qp(&self) -> bool {
+        self.read(|abi| !abi.qp.is_null())
     }
 
     /// Its part on its device.
@@ -259,6 +277,9 @@ impl IdObject {
         }
         if event.event_type() == CmEventType::Disconnected {
             lock(&self.state).disconnected = true;
+        }
+        if let Some(ece) = event.param().ece {
+            lock(&self.state).remote_ece = ece;
         }
         self.note_qp();
     }

@@ -8,6 +8,7 @@
 //! * `channel`, `event`: event channels over several devices, and events that programs acknowledge.
 //! * `id`: ids, from their birth to listening; `connect`: from there to the end; `qp`: the queues of an id.
 //! * `endpoint`: `rdma_getaddrinfo` and ids made of its results; `multicast`; `option`.
+//! * `ece`: options of connections whose QPs the program connects itself.
 //! * `later`: calls of later headers, which are not offered.
 //!
 //! An id without a channel waits in each call for its event, which it keeps until the next call (`id->event`).
@@ -17,6 +18,7 @@ pub(crate) mod address;
 pub mod channel;
 pub mod connect;
 pub mod devices;
+pub mod ece;
 pub mod endpoint;
 mod event;
 pub mod id;

@@ -12,7 +12,7 @@ use shm::control::{Reply, Request};
 use super::{CmError, EventChannel};
 use crate::context::{ContextInner, RemoteObject};
 use crate::error::lock;
-use crate::{Context, Gid, QpAttr, QpAttrMask, QpState, QueuePair, VerbsError};
+use crate::{Context, EceAttr, Gid, QpAttr, QpAttrMask, QpState, QueuePair, VerbsError};
 
 /// REJ reason 28: the application refuses (IBTA 12.6.7.2).
 pub(super) const REJECT_CONSUMER_DEFINED: u16 = 28;
@@ -48,6 +48,8 @@ pub(super) struct IdState {
     /// The application's own, in the place of the path's.
     traffic_class: Option<u8>,
     ack_timeout: Option<u8>,
+    /// What to say of enhanced connection establishment, in the place of what the daemon would.
+    pub(super) ece: Option<EceAttr>,
     /// Multicast groups that it is to receive from.
     pub(super) groups: Vec<(IpAddr, Membership)>,
 }
@@ -69,6 +71,7 @@ impl IdInner {
             connect_failed: false,
             traffic_class: None,
             ack_timeout: None,
+            ece: None,
             groups: Vec::new(),
         };
         Arc::new(Self { remote, id, port_space, state: Mutex::new(state) })
@@ -191,6 +194,13 @@ impl CmId {
         let mut state = self.state();
         state.traffic_class = traffic_class;
         state.ack_timeout = ack_timeout;
+    }
+
+    /// Chooses the options of enhanced connection establishment that the next request or acceptance says
+    /// (`rdma_set_local_ece`); `None`: what the daemon's QPs can do, and of a peer's request, what they do of it. The peer's own are
+    /// in [`super::CmEvent::param`].
+    pub fn set_local_ece(&self, ece: Option<EceAttr>) {
+        self.state().ece = ece;
     }
 
     /// Ends the connection (`rdma_disconnect`), or answers the peer who did: takes the id's QP to ERR, which flushes what is

@@ -164,6 +164,7 @@ impl CmId {
             param.qp_num = qp.qpn().value();
             param.srq = qp.has_srq();
         }
+        param.ece = param.ece.or(self.state().ece);
         param
     }
 }

@@ -28,6 +28,13 @@ impl Ece {
         }
     }
 
+    /// What this engine's QPs do of what `asked` says: the vendor is always ours.
+    #[must_use]
+    pub const fn accepting(asked: &Self, can_repeat_selectively: bool) -> Self {
+        let agreed = can_repeat_selectively && asked.is_selective();
+        Self { vendor_id: Self::FERROCE, options: if agreed { Self::SELECTIVE_REPEAT } else { 0 } }
+    }
+
     /// Whether the sender's QP can do selective repeat.
     #[must_use]
     pub const fn is_selective(&self) -> bool {
@@ -45,5 +52,13 @@ mod tests {
         assert!(!Ece::new(false).is_selective());
         assert!(!Ece { vendor_id: 0x00_02c9, options: u32::MAX }.is_selective());
         assert!(!Ece { vendor_id: Ece::FERROCE, options: 2 }.is_selective());
+    }
+
+    #[test]
+    fn what_is_accepted_is_what_both_can_do() {
+        let asked = Ece { vendor_id: Ece::FERROCE, options: u32::MAX };
+        assert_eq!(Ece::accepting(&asked, true), Ece::new(true));
+        assert_eq!(Ece::accepting(&asked, false), Ece { vendor_id: Ece::FERROCE, options: 0 });
+        assert!(!Ece::accepting(&Ece::new(false), true).is_selective());
     }
 }
