@@ -1,4 +1,4 @@
-//! Verbs that came after rdma-core 44: programs that were built against later headers find them. One is offered.
+//! Verbs that came after rdma-core 44, up to 65: programs that were built against later headers find them. One is offered.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -47,20 +47,54 @@ pub extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut c_void) -> c_int {
     entry::number(|| Err(entry::NOT_OFFERED))
 }
 
-/// Memory that the device allocates: not offered, NULL and `EOPNOTSUPP`.
+/// Memory that suits the device: not offered, NULL and `EOPNOTSUPP`. Any memory does.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_alloc_buf(_pd: *mut ibv_pd, _attr: *mut c_void) -> *mut c_void {
+pub extern "C" fn ibv_alloc_buf(_pd: *mut ibv_pd, _size: usize, _buf: *mut *mut c_void) -> *mut c_void {
     entry::pointer(|| Err(entry::NOT_OFFERED))
 }
 
 /// The counterpart of [`ibv_alloc_buf`], which never succeeds.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_free_buf(_buf: *mut c_void) -> c_int {
-    entry::status(|| Err(entry::NOT_OFFERED))
-}
+pub const extern "C" fn ibv_free_buf(_buf: *mut c_void) {}
 
 /// A region of such memory: not offered, NULL and `EOPNOTSUPP`.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_reg_buf_mr(_pd: *mut ibv_pd, _buf: *mut c_void, _access: c_uint) -> *mut ibv_mr {
+pub extern "C" fn ibv_reg_buf_mr(
+    _pd: *mut ibv_pd,
+    _buf: *mut c_void,
+    _addr: *mut c_void,
+    _length: usize,
+    _access: c_uint,
+) -> *mut ibv_mr {
     entry::pointer(|| Err(entry::NOT_OFFERED))
+}
+
+/// Such memory as a DMA-BUF: there is none. -1 and `EOPNOTSUPP`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut c_void) -> c_int {
+    entry::number(|| Err(entry::NOT_OFFERED))
+}
+
+/// Counters of completions in the place of a CQ: not offered, NULL and `EOPNOTSUPP`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_create_comp_cntr(_context: *mut ibv_context, _attr: *mut c_void) -> *mut c_void {
+    entry::pointer(|| Err(entry::NOT_OFFERED))
+}
+
+/// Declares what is done with such a counter, which [`ibv_create_comp_cntr`] never makes: `EOPNOTSUPP`.
+macro_rules! of_counters {
+    ($($name:ident,)*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`: there are no counters of completions. `EOPNOTSUPP`.")]
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name() -> c_int {
+                entry::status(|| Err(entry::NOT_OFFERED))
+            }
+        )*
+    };
+}
+
+of_counters! {
+    _ibv_query_comp_cntr_caps, ibv_destroy_comp_cntr, ibv_inc_comp_cntr, ibv_inc_err_comp_cntr, ibv_qp_attach_comp_cntr,
+    ibv_read_comp_cntr, ibv_read_err_comp_cntr, ibv_set_comp_cntr, ibv_set_err_comp_cntr,
 }

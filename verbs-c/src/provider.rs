@@ -25,6 +25,9 @@ macro_rules! not_offered {
 
 not_offered! {
     execute_ioctl, verbs_init_cq,
+    ibv_cmd_create_comp_cntr, ibv_cmd_create_cq_ex2, ibv_cmd_destroy_comp_cntr, ibv_cmd_export_dmabuf_fd, ibv_cmd_inc_comp_cntr,
+    ibv_cmd_inc_err_comp_cntr, ibv_cmd_qp_attach_comp_cntr, ibv_cmd_query_comp_cntr_caps, ibv_cmd_query_port_speed,
+    ibv_cmd_read_comp_cntr, ibv_cmd_read_err_comp_cntr, ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr,
     ibv_cmd_advise_mr, ibv_cmd_alloc_dm, ibv_cmd_alloc_dmah, ibv_cmd_alloc_mw, ibv_cmd_alloc_pd, ibv_cmd_attach_mcast,
     ibv_cmd_close_xrcd, ibv_cmd_create_ah, ibv_cmd_create_counters, ibv_cmd_create_cq, ibv_cmd_create_cq_ex,
     ibv_cmd_create_flow, ibv_cmd_create_flow_action_esp, ibv_cmd_create_qp, ibv_cmd_create_qp_ex,
@@ -55,6 +58,10 @@ pub const extern "C" fn verbs_register_driver_59(_ops: *const c_void) {}
 /// [`verbs_register_driver_34`] of the private version 64.
 #[unsafe(no_mangle)]
 pub const extern "C" fn verbs_register_driver_64(_ops: *const c_void) {}
+
+/// [`verbs_register_driver_34`] of the private version 65.
+#[unsafe(no_mangle)]
+pub const extern "C" fn verbs_register_driver_65(_ops: *const c_void) {}
 
 /// The registration of 2008: as [`verbs_register_driver_34`].
 #[unsafe(no_mangle)]
@@ -98,3 +105,25 @@ pub extern "C" fn ibv_read_ibdev_sysfs_file(_buffer: *mut c_char, _size: usize, 
     Errno::ENOENT.set();
     -1
 }
+
+/// Memory of the kernel's heaps for devices that see no other: none of ours. NULL and `EOPNOTSUPP`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dmabuf_heap_cc_shared_init() -> *mut c_void {
+    Errno::EOPNOTSUPP.set();
+    ptr::null_mut()
+}
+
+/// A part of a heap of [`ibv_dmabuf_heap_cc_shared_init`], which makes none.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dmabuf_heap_alloc(_heap: *mut c_void, _size: usize, _fd: *mut c_int) -> *mut c_void {
+    Errno::EOPNOTSUPP.set();
+    ptr::null_mut()
+}
+
+/// The counterpart of [`ibv_dmabuf_heap_alloc`], which never succeeds.
+#[unsafe(no_mangle)]
+pub const extern "C" fn ibv_dmabuf_heap_free(_addr: *mut c_void, _size: usize, _fd: c_int) {}
+
+/// The counterpart of [`ibv_dmabuf_heap_cc_shared_init`], which never succeeds.
+#[unsafe(no_mangle)]
+pub const extern "C" fn ibv_dmabuf_heap_destroy(_heap: *mut c_void) {}

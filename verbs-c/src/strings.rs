@@ -38,6 +38,31 @@ pub extern "C" fn ibv_port_state_str(port_state: c_int) -> *const c_char {
     name(&NAMES, port_state, c"unknown")
 }
 
+/// The name of a work request's operation, for providers; NULL for one that has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
+    const NAMES: [&CStr; 12] = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+    ];
+    match opcode {
+        0..12 => name(&NAMES, opcode, c""),
+        14 => c"flush".as_ptr(),
+        15 => c"atomic-write".as_ptr(),
+        _ => std::ptr::null(),
+    }
+}
+
 /// The name of an asynchronous event.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {

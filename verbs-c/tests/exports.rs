@@ -48,6 +48,7 @@ fn assert_exports(library: &Path, listed: &BTreeSet<String>) {
 const PROGRAM: &str = r#"
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 
@@ -78,6 +79,10 @@ int main(void) {
   if (!command || command() != EOPNOTSUPP || !datum || *datum) return 5;
   void *(*alloc_buf)(void *, void *) = (void *(*)(void *, void *))dlvsym(library, "ibv_alloc_buf", "IBVERBS_1.17");
   if (!alloc_buf || alloc_buf(NULL, NULL) || errno != EOPNOTSUPP) return 6;
+  int (*read_counter)(void *, void *) = (int (*)(void *, void *))dlvsym(library, "ibv_read_comp_cntr", "IBVERBS_1.18");
+  if (!read_counter || read_counter(NULL, NULL) != EOPNOTSUPP) return 7;
+  const char *(*opcode)(int) = (const char *(*)(int))dlvsym(library, "ibv_wr_opcode_str", "IBVERBS_PRIVATE_34");
+  if (!opcode || strcmp(opcode(IBV_WR_RDMA_READ), "rdma-read") || opcode(12)) return 8;
   printf("%s %d\n", my_ibv_wc_status_str(IBV_WC_RNR_RETRY_EXC_ERR), my_ibv_fork_init());
   dlclose(library);
   return 0;
