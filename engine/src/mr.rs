@@ -44,11 +44,11 @@ impl Backing {
         }
     }
 
-    /// The same range of the process for another region, if it keeps no memory: `None` for what is mapped.
-    pub(crate) fn renew(&self) -> Option<Self> {
+    /// Memory of the client's process.
+    pub(crate) fn process(&self) -> Option<&ProcessRange> {
         match self {
             Self::Mapped(_) => None,
-            Self::Process(range) => range.renew().map(Self::Process),
+            Self::Process(range) => Some(range),
         }
     }
 

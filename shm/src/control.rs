@@ -19,6 +19,7 @@ use crate::attr::{
 use crate::layout::QueueShape;
 use crate::qos::{PortQos, QosChange};
 use crate::segment::BlockAddress;
+use crate::vma::Vma;
 pub use listing::{MrSummary, MrTier, QpDetail, QpSummary, SessionSummary, Stats};
 
 /// Largest encoded message, bytes.
@@ -31,6 +32,8 @@ pub const MOVE_CHUNK_BYTES: u64 = 2 << 20;
 pub const FDS_MAX: usize = 4;
 /// Largest file that memory moves into, bytes.
 pub const MOVE_FILE_BYTES_MAX: u64 = 64 << 20;
+/// Mappings that a region may lie in to be registered anew by [`Request::RenewMr`]: to compare more takes longer than a message.
+pub const RENEWED_PARTS_MAX: usize = 16;
 
 /// What a client asks for. Handles are numbers of the session; a handle of another session does not exist.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -113,11 +116,17 @@ pub enum Request {
         /// Map what of it the client shares with others, if the daemon may; else it is reached by system calls.
         share: bool,
     },
-    /// Deregisters as [`Request::DeregMr`], and registers the same range anew, under a key that nobody has yet: [`Reply::Mr`]. For
-    /// clients that will need it again. [`Reply::Done`] if it was deregistered and no more: where keeping it would keep memory.
+    /// Deregisters as [`Request::DeregMr`], and registers the same range anew, under a key that nobody has yet: [`Reply::RenewedMr`].
+    /// For clients that will need it again. [`Reply::Done`] if it was deregistered and no more: memory that is attached, and what lies
+    /// in more than [`RENEWED_PARTS_MAX`] mappings.
+    ///
+    /// What the client unmaps meanwhile the daemon lets go of within seconds, also if the region is in use by then; it is reached by
+    /// system calls from then on.
     RenewMr {
         /// The region's key.
         lkey: u32,
+        /// Map what of it the client shares with others, as in [`Request::RegProcessMemory`].
+        share: bool,
     },
     /// How a region of the client's own memory is reached, and what of it went by system call: [`Reply::MrUse`].
     QueryMr {
@@ -444,6 +453,15 @@ pub enum Reply {
         lkey: u32,
         /// Key for peers.
         rkey: u32,
+    },
+    /// A region that was registered anew.
+    RenewedMr {
+        /// Key for SGEs.
+        lkey: u32,
+        /// Key for peers.
+        rkey: u32,
+        /// What of it the daemon has mapped. As long as the client has the same there ([`Vma::has`]), the region is right.
+        mapped: Vec<Vma>,
     },
     /// How a region is reached.
     MrUse {

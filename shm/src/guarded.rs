@@ -4,14 +4,14 @@
 //! our own in its place; the access goes on there, and its author, who looks at the mark afterwards, throws the result away. A
 //! mapping that broke stays broken. SIGBUS anywhere else goes where it went before.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 
 use nix::libc;
 
-use crate::mapping::{MapError, Mapping, OutOfBounds};
+use crate::mapping::{MapError, OutOfBounds, Pages};
 
 /// Guarded mappings of a process at a time.
 pub const GUARDED_MAX: usize = 4096;
@@ -61,6 +61,20 @@ fn install() {
     });
 }
 
+/// Marks a mapping as broken and puts memory of our own in its place; false if there is none. May be called in a signal handler.
+///
+/// # Safety
+/// The range is all of the slot's mapping, and that lives.
+unsafe fn replace(slot: &Slot, start: usize, end: usize) -> bool {
+    // PAIRS WITH: the fence in `GuardedMapping::checked`: who writes into what we put there sees the mark.
+    slot.broken.store(true, SeqCst);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let at = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: the caller's promise; nobody has references into the mapping.
+    unsafe { libc::mmap(at, end - start, protection, flags, -1, 0) != libc::MAP_FAILED }
+}
+
 /// Only atomics, `mmap` and `sigaction`: what may be called in a signal handler.
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel gives a valid structure.
@@ -74,13 +88,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         if addr >= end || addr < start {
             continue;
         }
-        // PAIRS WITH: the fence in `GuardedMapping::checked`: who writes into what we put there sees the mark.
-        slot.broken.store(true, SeqCst);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let at = std::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: the range is a mapping of ours that lives, for an access through it has just failed; nobody has references into it.
-        if unsafe { libc::mmap(at, end - start, protection, flags, -1, 0) } != libc::MAP_FAILED {
+        // SAFETY: the range is a mapping of ours that lives, for an access through it has just failed.
+        if unsafe { replace(slot, start, end) } {
             return;
         }
     }
@@ -104,7 +113,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 struct Guard(&'static Slot);
 
 impl Guard {
-    fn new(mapping: &Mapping) -> Option<Self> {
+    fn new(mapping: &Pages) -> Option<Self> {
         install();
         // PAIRS WITH: the store in `drop`: its mapping has gone from the slot.
         let free = |slot: &&Slot| slot.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok();
@@ -130,7 +139,7 @@ impl Drop for Guard {
 pub struct GuardedMapping {
     // First: the handler must not look for a mapping that has gone.
     guard: Guard,
-    mapping: Mapping,
+    mapping: Pages,
 }
 
 impl GuardedMapping {
@@ -139,7 +148,7 @@ impl GuardedMapping {
     /// # Errors
     /// [`MapError::Os`] if it can't be mapped for reading and writing; [`MapError::TooMany`] over [`GUARDED_MAX`].
     pub fn map(file: OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
-        let mapping = Mapping::map_part(file, offset, bytes)?;
+        let mapping = Pages::map(file.as_fd(), offset, bytes)?;
         let guard = Guard::new(&mapping).ok_or(MapError::TooMany(GUARDED_MAX))?;
         Ok(Self { guard, mapping })
     }
@@ -157,6 +166,13 @@ impl GuardedMapping {
     /// True once a page was found missing: nothing can be reached through it any more.
     pub fn is_broken(&self) -> bool {
         self.guard.0.broken.load(Relaxed)
+    }
+
+    /// Lets go of the file's memory, as if it had been truncated: the mapping is broken from now on.
+    pub fn give_up(&self) {
+        let start = self.mapping.as_ptr().addr();
+        // SAFETY: it is all of our mapping. If there is no memory for what takes its place, the file's stays, marked as broken.
+        unsafe { replace(self.guard.0, start, start + self.mapping.bytes() as usize) };
     }
 
     /// What an access has brought, if it was to the file's memory throughout.
@@ -217,7 +233,6 @@ impl core::fmt::Debug for GuardedMapping {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::AsFd;
 
     use super::*;
 
@@ -256,6 +271,24 @@ mod tests {
         second.read(0, &mut out).unwrap();
         file.set_len(0).unwrap();
         assert_eq!(second.read(0, &mut out), Err(Broken));
+    }
+
+    #[test]
+    fn what_is_given_up_keeps_no_memory_and_is_an_error() {
+        use std::os::unix::fs::MetadataExt;
+        let kept = file(4 * 4096);
+        let (mapping, other) = (map(&kept, 0, 4 * 4096), map(&kept, 0, 4096));
+        mapping.write(0, &[7; 3 * 4096]).unwrap();
+        let link = format!("/proc/self/map_files/{:x}-{:x}", mapping.addr(), mapping.addr() + mapping.bytes());
+        let is_mapped = || std::fs::metadata(&link).is_ok_and(|found| found.ino() == kept.metadata().unwrap().ino());
+        assert!(is_mapped());
+        mapping.give_up();
+        assert!(mapping.is_broken() && !is_mapped());
+        assert_eq!(mapping.write(0, &[9; 8]), Err(Broken));
+        let mut out = [0; 8];
+        assert_eq!(mapping.read(0, &mut out), Err(Broken));
+        other.read(0, &mut out).unwrap();
+        assert_eq!(out, [7; 8], "others have it as before");
     }
 
     #[test]

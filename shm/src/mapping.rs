@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -78,20 +79,35 @@ pub enum PageSize {
     Huge2M,
 }
 
-/// A shared mapping of a sealed memfd. Unmapped when dropped.
+/// Pages of a file that others may map too. Unmapped when dropped.
 ///
 /// Other processes may change the bytes at any time. Access is by copy or by atomics only; no `&[u8]` is ever made.
-pub struct Mapping {
+pub struct Pages {
     base: NonNull<u8>,
     bytes: usize,
-    fd: OwnedFd,
 }
 
 // SAFETY: the pointer is to a shared mapping that lives as long as `self`; all access is by raw copies and atomics, which
 // need no exclusive owner.
-unsafe impl Send for Mapping {}
+unsafe impl Send for Pages {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for Pages {}
+
+/// A shared mapping of a sealed memfd ([`Pages`]), and the file, to be passed on.
+#[derive(Debug)]
+pub struct Mapping {
+    pages: Pages,
+    fd: OwnedFd,
+}
+
+impl Deref for Mapping {
+    type Target = Pages;
+
+    #[inline]
+    fn deref(&self) -> &Pages {
+        &self.pages
+    }
+}
 
 impl Mapping {
     /// Makes zeroed memory of `bytes` bytes, sealed against shrinking and growing, and maps it. Other seals can be added:
@@ -166,19 +182,26 @@ impl Mapping {
     }
 
     fn map(fd: OwnedFd, bytes: u64) -> Result<Self, MapError> {
-        Self::map_part(fd, 0, bytes)
+        Ok(Self { pages: Pages::map(fd.as_fd(), 0, bytes)?, fd })
     }
 
-    /// Maps a part of a file, whole pages, which may be taken away again: for [`crate::guarded`] alone.
-    pub(crate) fn map_part(fd: OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
+    /// The file behind it, to be passed to another process.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Pages {
+    /// Maps a part of a file, whole pages. Others may take pages away from it, unless seals keep them from it: see [`crate::guarded`].
+    pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<Self, MapError> {
         let size = usize::try_from(bytes).ok().filter(|&b| b <= isize::MAX as usize).and_then(NonZeroUsize::new);
         let size = size.ok_or(MapError::BadSize(bytes))?;
         let offset = i64::try_from(offset).map_err(|_| MapError::BadSize(offset))?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let base = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, &fd, offset) };
+        let base = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, fd, offset) };
         let base = base.map_err(|source| MapError::Os { call: "mmap", bytes, source })?;
-        Ok(Self { base: base.cast(), bytes: size.get(), fd })
+        Ok(Self { base: base.cast(), bytes: size.get() })
     }
 
     /// Faults every page of a range in, so that no page fault happens later on the data path.
@@ -204,11 +227,6 @@ impl Mapping {
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
-    }
-
-    /// The file behind it, to be passed to another process.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     /// Where the mapping starts in this process. Other processes may change the bytes behind it at any time.
@@ -369,16 +387,16 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing borrows from it any more. A failure leaks address space, no more.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }
 
-impl core::fmt::Debug for Mapping {
+impl core::fmt::Debug for Pages {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Mapping").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Pages").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 

@@ -14,6 +14,7 @@
 
 use std::fs;
 use std::hint;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -92,6 +93,11 @@ impl OwnRange {
     /// Bytes.
     pub const fn length(self) -> u64 {
         self.length
+    }
+
+    /// True if some of its bytes are at these addresses.
+    pub const fn overlaps(self, addresses: &Range<u64>) -> bool {
+        self.addr < addresses.end && addresses.start < self.addr + self.length
     }
 }
 
@@ -248,6 +254,12 @@ impl ProcessMemory {
             self.write(addr, &after.to_ne_bytes())?;
         }
         Ok(before)
+    }
+
+    /// Runs what changes a word of the process by another way than [`update_u64`](Self::update_u64), in its turn among those.
+    pub fn in_turn<T>(&self, change: impl FnOnce() -> T) -> T {
+        let _turn = self.turns.take();
+        change()
     }
 }
 

@@ -22,7 +22,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::control::{MOVE_CHUNK_BYTES, Reply, Request, encode};
 use crate::process_memory::OwnRange;
-use crate::vma::{Maps, Vma};
+use crate::vma::{Maps, Vma, file_identity};
 
 const PAGE: u64 = 4096;
 /// Size of each file: far more than is used of it, so that a mapping that grows (`mremap`) finds file behind it.
@@ -186,11 +186,10 @@ impl MoveFile {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // A new mapping at an address of the kernel's choice touches no memory in use.
         let alias = bare!(libc::SYS_mmap, 0, bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)? as u64;
-        let mut file = Self { fd, alias, bytes, used: 0, identity: ((0, 0), 0) };
+        let identity = file_identity(&fd)?;
+        let file = Self { fd, alias, bytes, used: 0, identity };
         // The mapping is ours; its pages are faulted in.
         bare!(libc::SYS_madvise, alias, bytes, libc::MADV_POPULATE_WRITE)?;
-        let vma = Maps::open_own()?.at(alias)?;
-        file.identity = vma.map_or(file.identity, |vma| (vma.device, vma.inode));
         Ok(file)
     }
 
@@ -430,11 +429,8 @@ mod at_fork {
             at = vma.end;
             Some(vma)
         };
-        let clip = |vma: Vma| {
-            let (start, end) = (vma.start.max(range.start), vma.end.min(range.end));
-            Vma { start, end, offset: vma.offset + (start - vma.start), ..vma }
-        };
-        std::iter::from_fn(next).filter(move |vma| vma.shared && (vma.device, vma.inode) == identity).map(clip)
+        let is_ours = move |vma: &Vma| vma.shared && (vma.device, vma.inode) == identity;
+        std::iter::from_fn(next).filter(is_ours).map(|vma| vma.part(range))
     }
 
     pub(super) fn install() {

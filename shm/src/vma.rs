@@ -2,14 +2,16 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat, major, minor};
+use serde::{Deserialize, Serialize};
 
-/// A mapping of a process: one line of its `maps`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A mapping of a process, or a part of one: a line of its `maps`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Vma {
     /// First address.
     pub start: u64,
@@ -35,10 +37,41 @@ impl Vma {
         !self.shared && self.inode == 0 && self.readable && self.writable
     }
 
+    /// The part of it that lies in a range which it overlaps.
+    #[must_use]
+    pub fn part(&self, range: &Range<u64>) -> Self {
+        let (start, end) = (self.start.max(range.start), self.end.min(range.end));
+        Self { start, end, offset: self.offset + (start - self.start), ..*self }
+    }
+
+    /// True if all of `part` is in it: the same bytes of the same file, shared, to be read and written, at the same addresses. The file
+    /// must not have gone meanwhile, or another may have its number.
+    pub const fn has(&self, part: &Self) -> bool {
+        self.start <= part.start
+            && part.end <= self.end
+            && self.shared
+            && self.readable
+            && self.writable
+            && self.inode == part.inode
+            && self.device.0 == part.device.0
+            && self.device.1 == part.device.1
+            && self.offset + (part.start - self.start) == part.offset
+    }
+
     /// What distinguishes the memory behind a mapping from all other: file and place.
     pub const fn identity(&self) -> ((u32, u32), u64, u64, u64, u64) {
         (self.device, self.inode, self.offset, self.start, self.end)
     }
+}
+
+/// Device and inode of a file of memory, as [`Vma::device`] and [`Vma::inode`] have them.
+///
+/// # Errors
+/// What the operating system says.
+pub fn file_identity(file: impl AsFd) -> std::io::Result<((u32, u32), u64)> {
+    let found = fstat(file)?;
+    let number = |half: u64| u32::try_from(half).unwrap_or(u32::MAX);
+    Ok(((number(major(found.st_dev)), number(minor(found.st_dev))), found.st_ino))
 }
 
 /// The kernel's `struct procmap_query`.
@@ -188,6 +221,22 @@ mod tests {
         assert!(maps.at(on_stack).unwrap().unwrap().is_private_anonymous());
         assert_eq!(maps.at(64).unwrap(), None);
         assert!(maps.at_or_above(64).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_mapping_has_its_parts_and_nothing_else() {
+        let mapping = Mapping::create(c"vma-test", 3 * 4096, PageSize::Base).unwrap();
+        let other = Mapping::create(c"vma-test", 3 * 4096, PageSize::Base).unwrap();
+        let maps = Maps::open_own().unwrap();
+        let vma = maps.at(mapping.as_ptr().addr() as u64).unwrap().unwrap();
+        assert_eq!((vma.device, vma.inode), file_identity(mapping.fd()).unwrap());
+        assert_ne!((vma.device, vma.inode), file_identity(other.fd()).unwrap());
+        let part = vma.part(&(vma.start + 4096..vma.end + 4096));
+        assert_eq!((part.start, part.end, part.offset), (vma.start + 4096, vma.end, 4096));
+        assert!(vma.has(&part) && vma.has(&vma) && part.has(&part) && !part.has(&vma));
+        assert!(!vma.has(&Vma { offset: 0, ..part }) && !vma.has(&Vma { inode: vma.inode + 1, ..part }));
+        assert!(!vma.has(&Vma { device: (vma.device.0, vma.device.1 + 1), ..part }));
+        assert!(!Vma { writable: false, ..vma }.has(&part) && !Vma { shared: false, ..vma }.has(&part));
     }
 
     #[test]

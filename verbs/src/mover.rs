@@ -205,6 +205,7 @@ fn move_piece(
     if candidate.gone.load(Relaxed) {
         return None;
     }
+    context.own_process.forget_kept(piece);
     let window = relocator.prepare(file, piece).ok()?;
     context.call(&window.request()).ok()?;
     let (mut window, mut outcome) = (Some(window), None);

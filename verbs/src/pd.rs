@@ -14,8 +14,7 @@ use crate::{Context, VerbsError};
 pub struct ProtectionDomain(pub(crate) Arc<PdInner>);
 
 pub(crate) struct PdInner {
-    // First: regions go before their domain.
-    pub(crate) kept: KeptRegions,
+    pub(crate) kept: Arc<KeptRegions>,
     remote: RemoteObject,
     pub(crate) pd: u32,
 }
@@ -23,6 +22,13 @@ pub(crate) struct PdInner {
 impl PdInner {
     pub(crate) fn context(&self) -> &Arc<ContextInner> {
         &self.remote.context
+    }
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        // Regions go before their domain.
+        self.kept.clear(&self.remote.context);
     }
 }
 
@@ -34,7 +40,7 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbsError> {
         let pd = self.0.call_for_handle(&Request::AllocPd, "AllocPd")?;
         let remote = RemoteObject::new(&self.0, Request::DeallocPd { pd });
-        Ok(ProtectionDomain(Arc::new(PdInner { kept: KeptRegions::default(), remote, pd })))
+        Ok(ProtectionDomain(Arc::new(PdInner { kept: Arc::default(), remote, pd })))
     }
 }
 
@@ -56,7 +62,7 @@ impl ProtectionDomain {
     /// [`VerbsError::Busy`] while QPs, SRQs, regions or other handles refer to it.
     pub fn dealloc(self) -> Result<(), VerbsError> {
         let mut inner = Arc::into_inner(self.0).ok_or(VerbsError::Busy { object: "protection domain" })?;
-        inner.kept.clear();
+        inner.kept.clear(&inner.remote.context);
         inner.remote.release()
     }
 }

@@ -1,13 +1,15 @@
 //! Regions of any memory of this process, without a pool.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use shm::control::{MrTier, Reply, Request};
 use shm::process_memory::{AtomicTurns, OwnRange, ProcessMemory};
+use shm::vma::Vma;
 
 use crate::context::{ContextInner, RemoteObject};
 use crate::error::lock;
@@ -72,9 +74,20 @@ pub(crate) struct OwnProcess {
     pub(crate) mover: OnceLock<Option<Mover>>,
     /// Held while regions are made and destroyed, and while a piece of one moves.
     pub(crate) still: Mutex<()>,
+    /// Of all domains that keep some.
+    keepers: Mutex<Vec<Weak<KeptRegions>>>,
 }
 
 impl OwnProcess {
+    /// Deregisters the regions that nobody has and that have a part of a range, which is about to move: what moves under a region
+    /// stays with it, whatever its addresses become. To be called with `still`.
+    pub(crate) fn forget_kept(&self, range: &Range<u64>) {
+        let keepers: Vec<_> = lock(&self.keepers).iter().filter_map(Weak::upgrade).collect();
+        for keeper in keepers {
+            drop(keeper.remove(|kept| kept.kind.range.overlaps(range)));
+        }
+    }
+
     pub(crate) fn tell(&self, sentence: impl FnOnce() -> String) {
         if let Some(log) = self.log.get() {
             log(&sentence());
@@ -108,9 +121,7 @@ struct Inner {
     // First: a region goes before its domain.
     remote: RemoteObject,
     keys: Keys,
-    range: OwnRange,
-    iova: u64,
-    access: AccessFlags,
+    kind: Kind,
     /// For the mover, which has no handle to the region. What counts is what it says under the lock `still`.
     gone: Arc<AtomicBool>,
     _registered: Registered,
@@ -132,15 +143,31 @@ struct Kind {
     tiers: MemoryTiers,
 }
 
-/// Regions that nobody has any more, registered anew under keys that nobody has yet, the latest last. They hold no memory: an
-/// engine finds at their addresses what is mapped there when it looks.
+impl Kind {
+    /// Whether the engine may map what is shared.
+    fn share(self) -> bool {
+        self.tiers >= MemoryTiers::Shared
+    }
+}
+
+/// Regions that nobody has any more, registered anew under keys that nobody has yet, the latest last. Whoever registers the same gets
+/// them if they reach what is at their addresses then: by system call they do, of what the engine has mapped it is looked at.
 #[derive(Default)]
 pub(crate) struct KeptRegions(Mutex<Vec<Kept>>);
 
 struct Kept {
     kind: Kind,
     keys: Keys,
+    /// What the engine has mapped of it.
+    mapped: Vec<Vma>,
     remote: RemoteObject,
+}
+
+impl Kept {
+    /// True if what the engine has mapped is still what is there.
+    fn is_current(&self, own: &ProcessMemory) -> bool {
+        self.mapped.iter().all(|part| own.mapping_at_or_above(part.start).is_some_and(|vma| vma.has(part)))
+    }
 }
 
 impl KeptRegions {
@@ -150,18 +177,28 @@ impl KeptRegions {
         Some(kept.remove(at))
     }
 
-    fn put(&self, region: Kept) {
+    /// Keeps a region; gives back those that are too many, to be dropped without the lock: that takes a message.
+    fn put(self: &Arc<Self>, region: Kept, keepers: &Mutex<Vec<Weak<Self>>>) -> Option<Kept> {
         let mut kept = lock(&self.0);
+        if kept.is_empty() {
+            let mut keepers = lock(keepers);
+            keepers.retain(|keeper| keeper.strong_count() > 0 && keeper.as_ptr() != Arc::as_ptr(self));
+            keepers.push(Arc::downgrade(self));
+        }
         let oldest = (kept.len() >= KEPT_MAX).then(|| kept.remove(0));
         kept.push(region);
-        drop(kept);
-        // Without the lock: it takes a message.
-        drop(oldest);
+        oldest
     }
 
-    pub(crate) fn clear(&self) {
-        let all = std::mem::take(&mut *lock(&self.0));
-        drop(all);
+    fn remove(&self, which: impl FnMut(&mut Kept) -> bool) -> Vec<Kept> {
+        lock(&self.0).extract_if(.., which).collect()
+    }
+
+    /// Deregisters all, before their domain goes.
+    pub(crate) fn clear(&self, context: &ContextInner) {
+        // A child of the process has neither mover nor regions, but perhaps the lock as the mover had it.
+        let _still = (!context.is_inherited()).then(|| lock(&context.own_process.still));
+        drop(self.remove(|_| true));
     }
 }
 
@@ -180,14 +217,18 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<ProcessRegion, VerbsError> {
         let context = self.0.context();
+        // A child would have its parent's from the domain, without a message.
+        if context.is_inherited() {
+            return Err(VerbsError::Inherited);
+        }
         let own = attach(context)?;
         let kind = Kind { range, iova, access, tiers: *lock(&context.own_process.tiers) };
-        if let Some(Kept { keys, remote, .. }) = self.0.kept.take(kind) {
-            check_ends(&own, range)?;
-            return Ok(self.region(kind, keys, remote));
+        if let Some(kept) = self.0.kept.take(kind).filter(|kept| kept.is_current(&own)) {
+            check_ends(&own, range, &kept.mapped)?;
+            return Ok(self.region(kind, kept.keys, kept.remote));
         }
-        let (addr, length, share) = (range.addr(), range.length(), kind.tiers >= MemoryTiers::Shared);
-        let request = Request::RegProcessMemory { pd: self.0.pd, addr, iova, length, access, share };
+        let (addr, length) = (range.addr(), range.length());
+        let request = Request::RegProcessMemory { pd: self.0.pd, addr, iova, length, access, share: kind.share() };
         let still = lock(&context.own_process.still);
         let Reply::Mr { lkey, rkey } = context.call(&request)? else {
             return Err(VerbsError::UnexpectedReply { request: "RegProcessMemory" });
@@ -206,25 +247,25 @@ impl ProtectionDomain {
     }
 
     fn region(&self, kind: Kind, keys: Keys, remote: RemoteObject) -> ProcessRegion {
-        let Kind { range, iova, access, tiers } = kind;
         let gone = Arc::new(AtomicBool::new(false));
         let context = self.0.context();
-        let registered = Registered::new(context, range);
-        if tiers == MemoryTiers::Moved {
-            Mover::watch(context, range, keys.lkey, &gone);
+        let registered = Registered::new(context, kind.range);
+        if kind.tiers == MemoryTiers::Moved {
+            Mover::watch(context, kind.range, keys.lkey, &gone);
         }
         let pd = Arc::clone(&self.0);
-        ProcessRegion(Arc::new(Inner { remote, keys, range, iova, access, gone, _registered: registered, pd }))
+        ProcessRegion(Arc::new(Inner { remote, keys, kind, gone, _registered: registered, pd }))
     }
 }
 
-/// What the daemon looks at where there is a message.
-fn check_ends(own: &ProcessMemory, range: OwnRange) -> Result<(), VerbsError> {
+/// What the daemon looks at where there is a message, but for what is known to be there.
+fn check_ends(own: &ProcessMemory, range: OwnRange, known: &[Vma]) -> Result<(), VerbsError> {
     let (addr, length) = (range.addr(), range.length());
     if length == 0 {
         return Ok(());
     }
-    let missing = [addr, addr + (length - 1)].into_iter().find(|&at| own.read(at, &mut [0]).is_err());
+    let is_there = |at| known.iter().any(|part| part.start <= at && at < part.end) || own.read(at, &mut [0]).is_ok();
+    let missing = [addr, addr + (length - 1)].into_iter().find(|&at| !is_there(at));
     missing.map_or(Ok(()), |at| {
         let message = format!("address {at:#x} is not mapped in the client's process");
         Err(VerbsError::Refused { errno: EFAULT, message })
@@ -262,13 +303,13 @@ impl ProcessRegion {
     /// Address of its first byte, for SGEs and for peers.
     #[inline]
     pub fn addr(&self) -> u64 {
-        if self.0.access.contains(AccessFlags::ZERO_BASED) { 0 } else { self.0.iova }
+        if self.0.kind.access.contains(AccessFlags::ZERO_BASED) { 0 } else { self.0.kind.iova }
     }
 
     /// Bytes.
     #[inline]
     pub fn length(&self) -> u64 {
-        self.0.range.length()
+        self.0.kind.range.length()
     }
 
     /// The SGE for `length` bytes from `offset` of the region.
@@ -302,26 +343,19 @@ impl ProcessRegion {
         if context.is_inherited() {
             return inner.remote.release();
         }
-        let tiers = *lock(&context.own_process.tiers);
         let still = lock(&context.own_process.still);
         inner.gone.store(true, Relaxed);
-        let reply = context.call(&Request::RenewMr { lkey: inner.keys.lkey });
-        drop(still);
-        match reply {
-            Ok(Reply::Mr { lkey, rkey }) => {
+        match context.call(&Request::RenewMr { lkey: inner.keys.lkey, share: inner.kind.share() })? {
+            Reply::RenewedMr { lkey, rkey, mapped } => {
                 inner.remote.forget();
-                let Inner { range, iova, access, .. } = inner;
                 let remote = RemoteObject::new(&context, Request::DeregMr { lkey });
-                let kind = Kind { range, iova, access, tiers };
-                inner.pd.kept.put(Kept { kind, keys: Keys { lkey, rkey }, remote });
-                Ok(())
+                let kept = Kept { kind: inner.kind, keys: Keys { lkey, rkey }, mapped, remote };
+                let oldest = inner.pd.kept.put(kept, &context.own_process.keepers);
+                drop((oldest, still));
             }
-            Ok(_) => {
-                inner.remote.forget();
-                Ok(())
-            }
-            Err(error) => Err(error),
+            _ => inner.remote.forget(),
         }
+        Ok(())
     }
 }
 

@@ -27,11 +27,14 @@ impl Control {
     /// Does what is due.
     pub fn handle_timers<S: Shards>(&mut self, shards: &mut S, now: Time) {
         self.handle_cm_timers(shards, now);
+        if self.next_look <= now {
+            self.let_go_of_unmapped(now);
+        }
     }
 
     /// When [`Control::turn`] has something to do next; [`Time::NEVER`] if nothing is due.
     pub fn next_deadline(&self) -> Time {
-        self.next_cm_deadline()
+        self.next_cm_deadline().min(self.next_look)
     }
 
     /// A management datagram to send. Call until `None`.

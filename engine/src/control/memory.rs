@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use shm::attr::{AccessFlags, MwType};
-use shm::control::Reply;
+use shm::control::{RENEWED_PARTS_MAX, Reply};
 use shm::process_memory::ADDRESS_END;
+use shm::vma::Vma;
 
 use super::session::{MwBook, Session};
 use super::{Control, Refusal, errno, refuse};
 use crate::command::{Answer, Command, Shards};
 use crate::mr::window::Window;
 use crate::mr::{Backing, MrEntry};
+use crate::time::Time;
 
 /// A part of attached memory, and the address under which it is to be known.
 pub(super) struct Range {
@@ -31,6 +33,8 @@ pub(super) struct ProcessRange {
 
 /// Draws of a random key before the table is called full. It is at most half full: 64 failures in a row do not happen.
 const KEY_DRAWS: u32 = 64;
+/// How often processes are asked whether they still have what regions map that were registered anew.
+const LOOK_NS: u64 = 1_000_000_000;
 
 impl Control {
     pub(super) fn alloc_pd(&mut self, session: &mut Session) -> Result<Reply, Refusal> {
@@ -150,6 +154,7 @@ impl Control {
         }
         self.check_no_windows(shards, session, key)?;
         let Some(book) = session.mrs.remove(&key) else { unreachable!("it was there") };
+        session.renewed.remove(&key);
         self.drop_mr(shards, key);
         session.use_pd(book.pd, false);
         if let Some(memory) = book.memory.and_then(|memory| session.memories.get_mut(&memory)) {
@@ -158,30 +163,51 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// Deregisters a region and, if that costs no memory, registers its range under a new key.
+    /// Deregisters a region and registers its range under a new key.
     pub(super) fn renew_mr<S: Shards>(
         &mut self,
         shards: &mut S,
         session: &mut Session,
+        now: Time,
         key: u32,
+        share: bool,
     ) -> Result<Reply, Refusal> {
         let known = self.mrs.get(key).filter(|_| session.mrs.contains_key(&key)).cloned();
         let pd = session.mrs.get(&key).map(|book| book.pd);
         let reply = self.dereg_mr(shards, session, key)?;
-        let (Some(entry), Some(pd)) = (known, pd) else { unreachable!("it was deregistered") };
-        let Some(backing) = entry.backing.renew() else { return Ok(reply) };
-        let iova = entry.addr..entry.addr + entry.length;
-        let entry = MrEntry::region(
-            entry.pd,
-            AccessFlags(entry.access.0 & AccessFlags::ALL.0),
-            iova,
-            Arc::new(backing),
-            entry.offset,
-        );
+        let (Some(old), Some(pd)) = (known, pd) else { unreachable!("it was deregistered") };
+        let (Some(range), Some(process)) = (old.backing.process(), &mut session.process) else { return Ok(reply) };
+        // What is mapped for the old one, which is still there, need not be mapped again.
+        let range = process.range(range.range(), share);
+        let mapped: Vec<Vma> = range.shared().iter().map(|piece| piece.part).collect();
+        if mapped.len() > RENEWED_PARTS_MAX {
+            return Ok(reply);
+        }
+        let access = AccessFlags(old.access.0 & AccessFlags::ALL.0);
+        let iova = old.addr..old.addr + old.length;
+        let entry = MrEntry::region(old.pd, access, iova, Arc::new(Backing::Process(range)), old.offset);
         // At a limit it is gone, as was asked for.
         let Ok(key) = self.add_mr(shards, session, entry) else { return Ok(reply) };
         session.add_mr(key, pd, None);
-        Ok(Reply::Mr { lkey: key, rkey: key })
+        if !mapped.is_empty() {
+            session.renewed.insert(key);
+            self.next_look = self.next_look.min(now.add_ns(LOOK_NS));
+        }
+        Ok(Reply::RenewedMr { lkey: key, rkey: key, mapped })
+    }
+
+    /// Lets go of memory that is mapped for regions which were registered anew, and that their processes have unmapped: such a region
+    /// may be one that nobody has asked for yet, and nobody may ever do.
+    pub(super) fn let_go_of_unmapped(&mut self, now: Time) {
+        let mut is_any_left = false;
+        for session in self.sessions.values_mut() {
+            let Some(process) = &session.process else { continue };
+            let range = |&key: &u32| self.mrs.get(key).and_then(|entry| entry.backing.process());
+            process.let_go_of_unmapped(session.renewed.iter().filter_map(range));
+            session.renewed.retain(|key| range(key).is_some_and(crate::mr::process::ProcessRange::has_shared));
+            is_any_left |= !session.renewed.is_empty();
+        }
+        self.next_look = if is_any_left { now.add_ns(LOOK_NS) } else { Time::NEVER };
     }
 
     /// No window may be bound to a region that goes. While that is looked at, none can be.

@@ -114,6 +114,8 @@ pub struct Control {
     mrs: MrTable,
     /// For RDMA atomics in memory of clients' processes.
     turns: AtomicTurns,
+    /// When to look whether clients still have what regions map that were registered anew; [`Time::NEVER`] if there are none.
+    next_look: Time,
     /// For the rings of all sessions.
     rings: SegmentBudget,
     post_mortems: post_mortem::PostMortems,
@@ -160,6 +162,7 @@ impl Control {
             mcast: McastTable::default(),
             mrs,
             turns: AtomicTurns::default(),
+            next_look: Time::NEVER,
             rings,
             post_mortems: post_mortem::PostMortems::default(),
             user_rings: BTreeMap::new(),
@@ -315,7 +318,7 @@ impl Control {
             }
             Request::AllocMw { pd, mw_type } => self.alloc_mw(shards, session, pd, mw_type)?,
             Request::DeallocMw { mw } => self.dealloc_mw(shards, session, mw)?,
-            Request::RenewMr { lkey } => self.renew_mr(shards, session, lkey)?,
+            Request::RenewMr { lkey, share } => self.renew_mr(shards, session, now, lkey, share)?,
             Request::QueryMr { lkey } => self.query_mr(session, lkey)?,
             Request::MoveOpen { bytes } => session.move_open(fds.pop(), bytes)?,
             Request::MoveBegin { addr, length, scratch, offset } => {

@@ -8,11 +8,10 @@ use std::sync::{Arc, Weak};
 use shm::control::{MOVE_CHUNK_BYTES, MOVE_FILE_BYTES_MAX, Reply};
 use shm::guarded::GuardedMapping;
 use shm::process_memory::{ADDRESS_END, ProcessMemory};
-use shm::vma::Vma;
+use shm::vma::{Vma, file_identity};
 
 use super::session::Session;
 use super::{Control, Refusal, errno, refuse};
-use crate::mr::Backing;
 use crate::mr::moved::{MovedChunk, PAGE};
 use crate::mr::process::{ProcessRange, SharedPiece};
 
@@ -28,16 +27,21 @@ pub(super) struct Process {
     shared: BTreeMap<MappingKey, Weak<GuardedMapping>>,
     /// The file that memory moves into.
     file: Option<Arc<GuardedMapping>>,
+    /// That and those before it, as long as regions have something in them: what of them the process shows us, we have.
+    files: Vec<(FileIdentity, Weak<GuardedMapping>)>,
     /// What is under way.
     moving: Option<Arc<MovedChunk>>,
 }
+
+/// Device and inode.
+type FileIdentity = ((u32, u32), u64);
 
 /// [`Vma::identity`].
 type MappingKey = ((u32, u32), u64, u64, u64, u64);
 
 impl Process {
     pub(super) fn new(memory: ProcessMemory) -> Self {
-        Self { memory: Arc::new(memory), shared: BTreeMap::new(), file: None, moving: None }
+        Self { memory: Arc::new(memory), shared: BTreeMap::new(), file: None, files: Vec::new(), moving: None }
     }
 
     pub(super) fn memory(&self) -> &ProcessMemory {
@@ -51,21 +55,33 @@ impl Process {
         let mut at = range.start;
         for _ in 0..if share { PIECES_MAX } else { 0 } {
             let Some(vma) = self.memory.mapping_at_or_above(at).filter(|vma| vma.start < range.end) else { break };
-            if let Some(mapping) = self.map(&vma) {
-                let start = at.max(vma.start);
-                let (range, offset) = (start..vma.end.min(range.end), start - vma.start);
-                pieces.push(SharedPiece { range, mapping, offset });
+            if vma.shared {
+                pieces.extend(self.map(&vma, &range));
             }
             at = vma.end;
         }
         ProcessRange::new(Arc::clone(&self.memory), range, pieces)
     }
 
-    /// Maps what the process shares: all of that mapping of its, so that other regions in it need no more.
-    fn map(&mut self, vma: &Vma) -> Option<Arc<GuardedMapping>> {
-        if !vma.shared {
-            return None;
+    /// What of a range the process has in a shared mapping, if that is mapped here.
+    fn map(&mut self, vma: &Vma, range: &Range<u64>) -> Option<SharedPiece> {
+        let part = vma.part(range);
+        let end = part.offset + (part.end - part.start);
+        if let Some(mapping) = self.moved_file(vma).filter(|mapping| end <= mapping.bytes()) {
+            return Some(SharedPiece { part, mapping, offset: part.offset });
         }
+        let mapping = self.map_whole(vma)?;
+        Some(SharedPiece { part, mapping, offset: part.start - vma.start })
+    }
+
+    /// The file, if it is one that memory has moved into: no right is needed to have that.
+    fn moved_file(&self, vma: &Vma) -> Option<Arc<GuardedMapping>> {
+        let (_, mapping) = self.files.iter().find(|(identity, _)| *identity == (vma.device, vma.inode))?;
+        mapping.upgrade().filter(|mapping| !mapping.is_broken() && vma.readable && vma.writable)
+    }
+
+    /// Maps all of a shared mapping of the process, so that other regions in it need no more.
+    fn map_whole(&mut self, vma: &Vma) -> Option<Arc<GuardedMapping>> {
         let known = self.shared.get(&vma.identity()).and_then(Weak::upgrade).filter(|mapping| !mapping.is_broken());
         if known.is_some() {
             return known;
@@ -80,6 +96,23 @@ impl Process {
         let mapping = Arc::new(GuardedMapping::map(file, vma.offset, vma.end - vma.start).ok()?);
         self.shared.insert(vma.identity(), Arc::downgrade(&mapping));
         Some(mapping)
+    }
+
+    /// Gives up the mappings of some regions whose memory the process has unmapped, unless other regions have them as well.
+    pub(super) fn let_go_of_unmapped<'a>(&self, ranges: impl Iterator<Item = &'a ProcessRange>) {
+        let mut users: BTreeMap<u64, (&GuardedMapping, usize, bool)> = BTreeMap::new();
+        for piece in ranges.flat_map(ProcessRange::shared).filter(|piece| !piece.mapping.is_broken()) {
+            let found = self.memory.mapping_at_or_above(piece.part.start);
+            let (_, count, is_used) = users.entry(piece.mapping.addr()).or_insert((&piece.mapping, 0, false));
+            // Others, and those who are still to be counted.
+            *count = if *count == 0 { Arc::strong_count(&piece.mapping) - 1 } else { *count - 1 };
+            *is_used |= found.is_some_and(|vma| vma.has(&piece.part));
+        }
+        for (mapping, others, is_used) in users.into_values() {
+            if others == 0 && !is_used {
+                mapping.give_up();
+            }
+        }
     }
 }
 
@@ -129,8 +162,12 @@ impl Session {
             let message = format!("{bytes} bytes to move into: whole pages of {PAGE}, at most {MOVE_FILE_BYTES_MAX}");
             return refuse(errno::EINVAL, message);
         }
+        let identity = file_identity(&fd).or_else(|error| refuse(errno::EINVAL, error.to_string()))?;
         let mapping = GuardedMapping::map(fd, 0, bytes).or_else(|error| refuse(errno::ENOMEM, error.to_string()))?;
-        process.file = Some(Arc::new(mapping));
+        let mapping = Arc::new(mapping);
+        process.files.retain(|(_, mapping)| mapping.strong_count() > 0);
+        process.files.push((identity, Arc::downgrade(&mapping)));
+        process.file = Some(mapping);
         Ok(Reply::Done)
     }
 
@@ -140,6 +177,8 @@ impl Session {
         if chunk.copy_all(&process.memory).is_err() {
             return refuse(errno::EFAULT, "a page that moves is neither at its address nor at its scratch address");
         }
+        // A file that is full is its regions'.
+        process.file.take_if(|file| chunk.offset_of(chunk.range().end) == file.bytes());
         process.moving = None;
         Ok(Reply::Done)
     }
@@ -176,13 +215,8 @@ impl Control {
             );
             return refuse(errno::EINVAL, message);
         };
-        let backings = || {
-            let of_key = |&key| match self.mrs.get(key).map(|entry| &*entry.backing) {
-                Some(Backing::Process(range)) => Some(range),
-                _ => None,
-            };
-            keys.iter().filter_map(of_key)
-        };
+        let of_key = |&key: &u32| self.mrs.get(key).and_then(|entry| entry.backing.process());
+        let backings = || keys.iter().filter_map(of_key);
         if !backings().all(|backing| backing.can_move(range.start)) {
             return refuse(errno::EBUSY, "part of it has moved already");
         }
@@ -203,10 +237,7 @@ impl Control {
         let entry = self.mrs.get(key).filter(|_| session.mrs.contains_key(&key));
         let Some(entry) = entry else { return refuse(errno::EINVAL, format!("region {key:#x} does not exist")) };
         let (tier, mapped_bytes) = entry.tier();
-        let copied_bytes = match &*entry.backing {
-            Backing::Mapped(_) => 0,
-            Backing::Process(range) => range.copied_bytes(),
-        };
+        let copied_bytes = entry.backing.process().map_or(0, ProcessRange::copied_bytes);
         Ok(Reply::MrUse { tier, mapped_bytes, copied_bytes })
     }
 }

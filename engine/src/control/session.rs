@@ -1,6 +1,6 @@
 //! The books of one session: which objects it has, and what uses what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -138,6 +138,8 @@ pub(super) struct Session {
     pub(super) pds: BTreeMap<u32, (u32, u32)>,
     pub(super) memories: BTreeMap<u32, Memory>,
     pub(super) mrs: BTreeMap<u32, MrBook>,
+    /// Those of them that were registered anew ([`shm::control::Request::RenewMr`]) and have something mapped here, by key.
+    pub(super) renewed: BTreeSet<u32>,
     /// Protection domains of address handles, by key.
     pub(super) ahs: BTreeMap<u32, u32>,
     /// Memory windows by handle.
@@ -175,6 +177,7 @@ impl Session {
             pds: BTreeMap::new(),
             memories: BTreeMap::new(),
             mrs: BTreeMap::new(),
+            renewed: BTreeSet::new(),
             ahs: BTreeMap::new(),
             mws: BTreeMap::new(),
             next_mr_number: 1,

@@ -13,17 +13,18 @@ use std::sync::{Arc, OnceLock};
 use shm::control::{MOVE_CHUNK_BYTES, MrTier};
 use shm::guarded::{Broken, GuardedMapping};
 use shm::process_memory::{NotMapped, ProcessMemory};
+use shm::vma::Vma;
 
 use super::moved::MovedChunk;
 
 /// A part of the process that is mapped here, as it was when its region was registered.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedPiece {
-    /// The process's addresses.
-    pub(crate) range: Range<u64>,
-    /// What it is there.
+    /// The process's addresses, and what it had there.
+    pub(crate) part: Vma,
+    /// The same memory here.
     pub(crate) mapping: Arc<GuardedMapping>,
-    /// Where in it `range` begins.
+    /// Where in it `part` begins.
     pub(crate) offset: u64,
 }
 
@@ -77,15 +78,25 @@ impl ProcessRange {
         Self { memory, range, shared, moved: OnceLock::new(), copied_bytes: AtomicU64::new(0) }
     }
 
-    /// The same range for another region, unless some of it is mapped here.
-    pub(crate) fn renew(&self) -> Option<Self> {
-        let is_plain = self.shared.is_empty() && self.moved.get().is_none();
-        is_plain.then(|| Self::new(Arc::clone(&self.memory), self.range.clone(), Vec::new()))
+    /// The process's addresses.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// True if something of it is mapped here because the process shares it.
+    pub(crate) fn has_shared(&self) -> bool {
+        self.shared.iter().any(|piece| !piece.mapping.is_broken())
+    }
+
+    /// What is mapped here because the process shares it, or did.
+    pub(crate) fn shared(&self) -> &[SharedPiece] {
+        &self.shared
     }
 
     /// The highest tier that any of it has, and how many of its bytes are not of tier 0.
     pub(crate) fn tier(&self) -> (MrTier, u64) {
-        let shared: u64 = self.shared.iter().filter(|piece| !piece.mapping.is_broken()).map(|p| length(&p.range)).sum();
+        let shared: u64 =
+            self.shared.iter().filter(|piece| !piece.mapping.is_broken()).map(|p| p.part.end - p.part.start).sum();
         let chunks = self.moved.get().into_iter().flatten().filter_map(OnceLock::get).filter(|chunk| chunk.is_done());
         let moved: u64 = chunks.map(|chunk| length(&common(&chunk.range(), &self.range))).sum();
         let tier = match (shared, moved) {
@@ -128,13 +139,12 @@ impl ProcessRange {
     fn place(&self, addr: u64, end: u64) -> (Place<'_>, u64) {
         let mut until = end;
         if !self.shared.is_empty() {
-            let at = self.shared.partition_point(|piece| piece.range.end <= addr);
+            let at = self.shared.partition_point(|piece| piece.part.end <= addr);
             match self.shared.get(at) {
-                Some(piece) if piece.range.start <= addr => {
-                    let place = Place::Shared(&piece.mapping, piece.offset + (addr - piece.range.start));
-                    return (place, end.min(piece.range.end));
+                Some(SharedPiece { part, mapping, offset }) if part.start <= addr => {
+                    return (Place::Shared(mapping, offset + (addr - part.start)), end.min(part.end));
                 }
-                Some(next) => until = until.min(next.range.start),
+                Some(next) => until = until.min(next.part.start),
                 None => {}
             }
         }
@@ -256,7 +266,7 @@ impl ProcessRange {
     }
 
     /// Changes the 64-bit word at `addr` and returns what it was; `None` from `change` leaves it as it is. Atomic among all
-    /// that reach it in the same way.
+    /// that reach it by way of the process, be it by system call or through a mapping.
     ///
     /// # Errors
     /// [`NotMapped`] also if `addr` is not a multiple of 8; nothing was changed.
@@ -268,7 +278,11 @@ impl ProcessRange {
         let way = self.access(addr, 8, |target, _| {
             before = match target {
                 Target::Process(memory, addr) => memory.update_u64(addr, &change)?,
-                Target::Mapped(mapping, offset) => mapping.update_u64(offset, &change).map_err(|Broken| NotMapped)?,
+                Target::Mapped(mapping, offset) => {
+                    // Another region of the same memory may be reached by system calls.
+                    let update = || mapping.update_u64(offset, &change);
+                    self.memory.in_turn(update).map_err(|Broken| NotMapped)?
+                }
             };
             Ok(())
         })?;
@@ -283,4 +297,39 @@ const fn length(range: &Range<u64>) -> u64 {
 /// What two ranges have in common.
 fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     one.start.max(other.start)..one.end.min(other.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use shm::mapping::{Mapping, PageSize};
+    use shm::process_memory::AtomicTurns;
+    use shm::vma::Maps;
+
+    use super::*;
+
+    #[test]
+    fn no_update_is_lost_of_a_word_that_two_regions_reach_in_different_ways() {
+        let word = Mapping::create(c"process-test", 4096, PageSize::Base).expect("a page of memory");
+        let addr = word.as_ptr().addr() as u64;
+        let own = ProcessMemory::open_own().expect("a process may open its own memory");
+        let memory = ProcessMemory::adopt(own, std::process::id(), AtomicTurns::default()).expect("it is ours");
+        let memory = Arc::new(memory);
+        let file = word.fd().try_clone_to_owned().expect("a descriptor");
+        let mapping = Arc::new(GuardedMapping::map(file, 0, 4096).expect("a page of memory"));
+        let part = Maps::open_own().and_then(|maps| maps.at(addr)).ok().flatten().expect("it is mapped");
+        let shared = vec![SharedPiece { part, mapping, offset: 0 }];
+        let range = |shared| ProcessRange::new(Arc::clone(&memory), addr..addr + 4096, shared);
+        let ranges = [(range(Vec::new()), Way::Process), (range(shared), Way::Mapped)];
+        std::thread::scope(|scope| {
+            for (range, expected) in &ranges {
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let (_, way) = range.update_u64(addr + 8, |old| Some(old + 1)).expect("it is mapped");
+                        assert_eq!(way, *expected);
+                    }
+                });
+            }
+        });
+        assert_eq!(ranges[0].0.update_u64(addr + 8, |_| None), Ok((40_000, Way::Process)));
+    }
 }

@@ -13,6 +13,7 @@ use shm::guarded::GuardedMapping;
 use shm::layout::Sge;
 use shm::mapping::{Mapping, PageSize};
 use shm::process_memory::ProcessMemory;
+use shm::vma::{Maps, Vma};
 
 use crate::peer::{done, failed, pattern};
 use crate::support::{Connect, Host, HostOptions, Pair};
@@ -263,7 +264,8 @@ fn a_move_that_can_not_be_is_refused_and_changes_nothing() {
 fn a_region_that_is_renewed_is_reached_by_its_new_key_only() {
     let mut pair = Pair::new(Connect::default());
     let (ours, theirs) = (Memory::new(&mut pair, 0), Memory::new(&mut pair, 1));
-    let Reply::Mr { lkey: key, .. } = pair.ask(1, Request::RenewMr { lkey: theirs.key }) else { panic!("no new key") };
+    let (key, mapped) = renew(&mut pair, theirs.key, true);
+    assert!(mapped.is_empty(), "{mapped:?}");
     assert_ne!(key >> 8, theirs.key >> 8);
     let Reply::Mrs { mrs, .. } = pair.ask(1, Request::ListMrs { after: None }) else { panic!() };
     assert_eq!((mrs.len(), mrs[1].addr, mrs[1].access), (2, theirs.addr(), ALL));
@@ -273,14 +275,63 @@ fn a_region_that_is_renewed_is_reached_by_its_new_key_only() {
     let old = Memory { key: theirs.key, mapping: renewed.mapping };
     operate(&mut pair, WrOpcode::RdmaWrite, ours.sge(0, 64), &old, 0);
     assert_eq!(pair.failures(0), [failed(7, WcStatus::RemAccessErr, ErrorCause::NakRemoteAccess)]);
-    let renewed = Request::RenewMr { lkey: old.key };
+    let renewed = Request::RenewMr { lkey: old.key, share: true };
     assert!(matches!(pair.ask(1, renewed), Reply::Refused { errno: 22, .. }));
-    // Where a mapping would be kept, nothing is.
-    if nix::unistd::geteuid().is_root() {
-        let shared = Memory::shared(&mut pair, 1);
-        assert_eq!(pair.ask(1, Request::RenewMr { lkey: shared.key }), Reply::Done);
-        assert!(matches!(pair.ask(1, Request::QueryMr { lkey: shared.key }), Reply::Refused { errno: 22, .. }));
+}
+
+/// Has a region of side 1 registered anew: its key, and what of it is mapped.
+fn renew(pair: &mut Pair, lkey: u32, share: bool) -> (u32, Vec<Vma>) {
+    match pair.ask(1, Request::RenewMr { lkey, share }) {
+        Reply::RenewedMr { lkey, rkey, mapped } if lkey == rkey => (lkey, mapped),
+        other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_shared_region_that_is_renewed_is_mapped_as_before_and_says_what() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut pair = Pair::new(Connect::default());
+    let (ours, mut theirs) = (Memory::new(&mut pair, 0), Memory::shared(&mut pair, 1));
+    let (key, mapped) = renew(&mut pair, theirs.key, true);
+    let vma = Maps::open_own().unwrap().at(theirs.addr()).unwrap().unwrap();
+    assert_eq!(mapped, [vma]);
+    assert!(matches!(pair.ask(1, Request::QueryMr { lkey: theirs.key }), Reply::Refused { errno: 22, .. }));
+    theirs.key = key;
+    assert_eq!(tier(&mut pair, 1, key), (MrTier::Shared, 64 << 10));
+    every_operation(&mut pair, &ours, &theirs);
+    let (key, mapped) = renew(&mut pair, key, false);
+    assert_eq!((mapped, tier(&mut pair, 1, key)), (Vec::new(), (MrTier::Process, 0)), "as the client wants it");
+}
+
+#[test]
+fn what_a_renewed_region_maps_is_let_go_of_once_the_process_has_unmapped_it() {
+    const SECOND: u64 = 1_000_000_000;
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut pair = Pair::new(Connect::default());
+    let after_a_look = |pair: &mut Pair, lkey| {
+        pair.advance(2 * SECOND);
+        pair.exchange();
+        tier(pair, 1, lkey)
+    };
+    let (first, second) = (Memory::shared(&mut pair, 1), Memory::shared(&mut pair, 1));
+    let (first_key, _) = renew(&mut pair, first.key, true);
+    // Of the second somebody has another part registered, too.
+    let held = register(&mut pair, 1, second.addr() + 4096, 4096);
+    let (second_key, _) = renew(&mut pair, second.key, true);
+    let all = (MrTier::Shared, 64 << 10);
+    for key in [first_key, second_key] {
+        assert_eq!(after_a_look(&mut pair, key), all, "it is still there");
+    }
+    drop((first.mapping, second.mapping));
+    assert_eq!(after_a_look(&mut pair, first_key), (MrTier::Process, 0));
+    assert_eq!(after_a_look(&mut pair, second_key), all);
+    assert_eq!(tier(&mut pair, 1, held), (MrTier::Shared, 4096), "as long as it is registered");
+    assert_eq!(pair.ask(1, Request::DeregMr { lkey: held }), Reply::Done);
+    assert_eq!(after_a_look(&mut pair, second_key), (MrTier::Process, 0));
 }
 
 /// Every operation of side 0 on the memory of side 1.
