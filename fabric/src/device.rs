@@ -1,10 +1,14 @@
 //! Ports of DPDK's, and frames that stay in the buffers that they were received into.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::rc::Rc;
 
+use nix::net::if_::if_nametoindex;
 use pmd::{Burst, Eal, EalError, Mbuf, Mempool, MempoolConfig, MempoolError, Port, PortConfig, PortError, PortStats};
-use pmd::{RxQueue, StartedPort, TxQueue, interface_mtu_bytes};
+use pmd::{RxQueue, StartedPort, TxQueue, interface_is_running, interface_mtu_bytes};
 use sim::frame::FrameStorage;
 use sim::network::switch::RATE_MBPS;
 use wire::{EthernetRepr, VlanRepr};
@@ -60,6 +64,8 @@ pub struct DeviceCounters {
     pub oversize: u64,
     /// No buffer was left for a pause.
     pub no_buffer: u64,
+    /// Its interface was down, or gone.
+    pub down: u64,
 }
 
 /// Why the ports did not open.
@@ -77,12 +83,75 @@ pub enum OpenError {
     /// The device has no queue to give.
     #[error("{0} has no queue")]
     NoQueue(String),
+    /// Frames would come in twice and go round for ever.
+    #[error("{interface} is a port of another fabric in this network namespace")]
+    Taken {
+        /// The interface.
+        interface: String,
+    },
+    /// The system does not let us claim it.
+    #[error("{interface} can't be claimed: {error}")]
+    Unclaimed {
+        /// The interface.
+        interface: String,
+        /// What the system says; the sentence has it.
+        error: std::io::Error,
+    },
+}
+
+/// A kernel interface that a port shares.
+#[derive(Debug)]
+struct Interface {
+    name: String,
+    index: u32,
+    /// A name in the network namespace, so that no other fabric takes the interface. It goes with the process.
+    _claim: UnixDatagram,
+}
+
+impl Interface {
+    fn claim(name: &str) -> Result<Self, OpenError> {
+        let unclaimed = |error: std::io::Error| match error.kind() {
+            ErrorKind::AddrInUse => OpenError::Taken { interface: name.to_owned() },
+            _ => OpenError::Unclaimed { interface: name.to_owned(), error },
+        };
+        let address = SocketAddr::from_abstract_name(format!("ferroce-fabric/{name}")).map_err(unclaimed)?;
+        let claim = UnixDatagram::bind_addr(&address).map_err(unclaimed)?;
+        let index = if_nametoindex(name).map_err(|errno| unclaimed(errno.into()))?;
+        Ok(Self { name: name.to_owned(), index, _claim: claim })
+    }
+
+    fn state(&self) -> Attachment {
+        match interface_is_running(&self.name) {
+            // Another of the same name is another one: the device does not know it.
+            Some(is_running) if if_nametoindex(&*self.name) == Ok(self.index) => {
+                if is_running {
+                    Attachment::Up
+                } else {
+                    Attachment::Down
+                }
+            }
+            _ => Attachment::Gone,
+        }
+    }
+}
+
+/// What the system says of a device's interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attachment {
+    /// It carries frames, or there is nobody to ask.
+    Up,
+    /// It is down, or its cable is pulled.
+    Down,
+    /// It does not exist any more. That does not change.
+    Gone,
 }
 
 /// A port's device.
 #[derive(Debug)]
 pub struct Device {
     port: StartedPort,
+    interface: Option<Interface>,
+    attachment: Attachment,
     rx: RxQueue,
     tx: TxQueue,
     copies: Rc<Mempool>,
@@ -112,6 +181,9 @@ impl Device {
         // The ring holds what the interface may send, even if the link's MTU then drops it.
         let interface_mtu = vdev.kernel_interface().and_then(interface_mtu_bytes).unwrap_or(0);
         let buffer_bytes = max_frame_bytes.max(interface_mtu.saturating_add(LINK_HEADER_BYTES));
+        // A missing one is the device's to name.
+        let interface = vdev.kernel_interface().filter(|name| if_nametoindex(*name).is_ok());
+        let interface = interface.map(Interface::claim).transpose()?;
         eal.add_vdev(&vdev.with_buffers(buffer_bytes, 1))?;
         let config = PortConfig {
             max_frame_bytes,
@@ -124,6 +196,8 @@ impl Device {
         let pair = port.take_queue_pairs().pop().ok_or_else(|| OpenError::NoQueue(vdev.name().to_owned()))?;
         Ok(Self {
             port,
+            interface,
+            attachment: Attachment::Up,
             rx: pair.rx,
             tx: pair.tx,
             copies: Rc::clone(copies),
@@ -137,6 +211,25 @@ impl Device {
     /// Its name.
     pub fn name(&self) -> &str {
         self.port.name()
+    }
+
+    /// The kernel interface that it shares, if there is one.
+    pub fn interface(&self) -> Option<&str> {
+        self.interface.as_ref().map(|interface| interface.name.as_str())
+    }
+
+    /// Asks the system about its interface. What has changed, if anything has.
+    pub fn look(&mut self) -> Option<Attachment> {
+        let found = self.interface.as_ref().map_or(Attachment::Up, Interface::state);
+        if found == self.attachment || self.attachment == Attachment::Gone {
+            return None;
+        }
+        self.attachment = found;
+        if found != Attachment::Up {
+            // Nobody takes what waits, and it would be old when somebody does.
+            self.counters.down += self.sending.drain().count() as u64;
+        }
+        Some(found)
     }
 
     /// What the model is to know of it.
@@ -173,6 +266,10 @@ impl Device {
     /// Takes a frame to be sent, or drops and counts it if that cannot be.
     pub fn send(&mut self, carried: Carried<Packet>) {
         let mbuf = match carried {
+            _ if self.attachment != Attachment::Up => {
+                self.counters.down += 1;
+                return;
+            }
             Carried::Pause(bytes) => self.tx.frame(&bytes),
             Carried::Frame(packet) if packet.mbuf.len() > self.tx.max_frame_bytes() => {
                 self.counters.oversize += 1;

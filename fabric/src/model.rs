@@ -24,6 +24,7 @@ use wire::{MacAddr, VlanRepr};
 
 use crate::carried::Carried;
 use crate::config::{PortSettings, Settings};
+use crate::flaps::Flaps;
 use crate::stations::{StationCounters, Stations};
 
 /// So many frames that a device has left untaken since the turn before have its port's transmitter stop.
@@ -42,6 +43,10 @@ pub struct PortCounters {
     pub tx_bytes: u64,
     /// Times that the transmitter waited because the device was slower than the port's rate.
     pub held: u64,
+    /// Times that the link went down.
+    pub flaps: u64,
+    /// Frames lost on the link because it was down, or went down while they were on it.
+    pub lost_in_flaps: u64,
 }
 
 /// What is known of a port's device when it is open.
@@ -83,10 +88,12 @@ impl Balance {
 
 #[derive(Debug)]
 enum Event<F> {
-    /// A frame has come to the switch.
-    AtSwitch(u16, Carried<F>),
-    /// A frame has come to the far end of a port's link.
-    AtStation(u16, Carried<F>),
+    /// A frame has come to the switch, if the link has not gone down since: so often had it when the frame was put on it.
+    AtSwitch(u16, u64, Carried<F>),
+    /// A frame has come to the far end of a port's link, as above.
+    AtStation(u16, u64, Carried<F>),
+    /// A port's link goes down or up, for the so manieth time of its plan.
+    Link(u16, u64),
     /// A port's transmitter is free, or may go on, if it is still planned for now.
     Free(u16),
 }
@@ -108,6 +115,14 @@ struct PortState<F> {
     wake_at: Time,
     /// What has arrived at the station's end.
     outbox: VecDeque<Carried<F>>,
+    /// When the link goes down and up by itself.
+    plan: Flaps,
+    /// That plan, or somebody's command, has it up.
+    is_wanted: bool,
+    /// Its device carries frames.
+    is_attached: bool,
+    /// Both.
+    is_up: bool,
     /// The device takes less than the link carries.
     is_full: bool,
     /// The outward transmitter waits for the device.
@@ -126,6 +141,8 @@ pub struct Fabric<F> {
     switch: Switch<Carried<F>>,
     ports: Vec<PortState<F>>,
     stations: Stations,
+    /// For each port, all that lead to the same neighbours, itself included.
+    sides: Vec<Box<[u16]>>,
     frames_max: usize,
     /// Frames on links.
     on_links: usize,
@@ -139,9 +156,6 @@ impl<F: FrameStorage> Fabric<F> {
     pub fn new(settings: &Settings, attached: &[Attached]) -> Result<Self, BadSettings> {
         let sides = settings.sides();
         let mut forwarding = Forwarding::new(settings.seed);
-        // Each side gets a flood once, by its first port.
-        let first: Vec<u16> = (0..).zip(&sides).filter(|(port, side)| side[0] == *port).map(|(port, _)| port).collect();
-        forwarding.set_flood(&first);
         sides.iter().filter(|side| side.len() > 1).for_each(|side| forwarding.add_side(side));
         let switch_port = |(port, attached): (&PortSettings, &Attached)| SwitchPort {
             rate_mbps: attached.speed_mbps.unwrap_or(port.link.rate_mbps),
@@ -150,16 +164,20 @@ impl<F: FrameStorage> Fabric<F> {
         };
         let switch_ports: Vec<SwitchPort> = settings.ports.iter().zip(attached).map(switch_port).collect();
         let ports = settings.ports.iter().zip(0..).map(|(port, number)| port_state(settings.seed, port, number));
-        Ok(Self {
+        let mut fabric = Self {
             agenda: Agenda::default(),
             now: Time::ZERO,
             turned_at: Time::ZERO,
             switch: Switch::new(settings.switch.clone(), &switch_ports, forwarding, settings.seed)?,
             ports: ports.collect(),
-            stations: Stations::new(sides, settings.stations, settings.station_age_ns),
+            stations: Stations::new(sides.clone(), settings.stations, settings.station_age_ns),
+            sides,
             frames_max: settings.frames,
             on_links: 0,
-        })
+        };
+        fabric.plan_floods();
+        (0..settings.ports.len() as u16).for_each(|port| fabric.plan_link(port, 0));
+        Ok(fabric)
     }
 
     /// True if a port's link may carry a frame from its station now. If it may not, the frame waits where it is, in the device: what a
@@ -180,10 +198,14 @@ impl<F: FrameStorage> Fabric<F> {
         state.counters.rx_frames += 1;
         state.counters.rx_bytes += bytes as u64;
         let sent = state.inward.serializer.send(self.turned_at, bytes);
+        if !state.is_up {
+            state.counters.lost_in_flaps += 1;
+            return;
+        }
         let deliveries = state.inward.direction.carry(sent, Carried::Frame(frame)).deliveries;
         for delivery in deliveries.into_iter().flatten() {
             self.on_links += 1;
-            self.agenda.push(delivery.at, Event::AtSwitch(port, delivery.frame));
+            self.agenda.push(delivery.at, Event::AtSwitch(port, state.counters.flaps, delivery.frame));
         }
     }
 
@@ -230,13 +252,20 @@ impl<F: FrameStorage> Fabric<F> {
 
     fn happen(&mut self, event: Event<F>) {
         match event {
-            Event::AtSwitch(port, frame) => {
-                self.on_links -= 1;
-                self.arrive(port, frame);
+            Event::AtSwitch(port, flaps, frame) => {
+                if self.has_carried(port, flaps) {
+                    self.arrive(port, frame);
+                }
             }
-            Event::AtStation(port, frame) => {
-                self.on_links -= 1;
-                self.ports[usize::from(port)].outbox.push_back(frame);
+            Event::AtStation(port, flaps, frame) => {
+                if self.has_carried(port, flaps) {
+                    self.ports[usize::from(port)].outbox.push_back(frame);
+                }
+            }
+            Event::Link(port, nth) => {
+                self.ports[usize::from(port)].is_wanted = nth % 2 == 1;
+                self.change_link(port);
+                self.plan_link(port, nth + 1);
             }
             Event::Free(port) => {
                 if self.ports[usize::from(port)].wake_at == self.now {
@@ -244,6 +273,66 @@ impl<F: FrameStorage> Fabric<F> {
                     self.send(port);
                 }
             }
+        }
+    }
+
+    /// A frame's time on a link is over. True unless the link has gone down meanwhile.
+    fn has_carried(&mut self, port: u16, flaps: u64) -> bool {
+        self.on_links -= 1;
+        let counters = &mut self.ports[usize::from(port)].counters;
+        let is_lost = counters.flaps != flaps;
+        counters.lost_in_flaps += u64::from(is_lost);
+        !is_lost
+    }
+
+    /// Has a port's link go down or up now: until its plan, if it has one, changes that.
+    pub fn set_link(&mut self, port: u16, is_wanted: bool) {
+        self.now = self.turned_at;
+        self.ports[usize::from(port)].is_wanted = is_wanted;
+        self.change_link(port);
+    }
+
+    /// A port's device carries frames, or does not: then its link is down, whatever is wanted.
+    pub fn set_device(&mut self, port: u16, is_attached: bool) {
+        self.now = self.turned_at;
+        self.ports[usize::from(port)].is_attached = is_attached;
+        self.change_link(port);
+    }
+
+    /// True if a port's link is up.
+    pub fn is_up(&self, port: u16) -> bool {
+        self.ports[usize::from(port)].is_up
+    }
+
+    fn change_link(&mut self, port: u16) {
+        let state = &mut self.ports[usize::from(port)];
+        let is_up = state.is_wanted && state.is_attached;
+        if state.is_up == is_up {
+            return;
+        }
+        state.is_up = is_up;
+        state.counters.flaps += u64::from(!is_up);
+        self.switch.set_link(self.now, port, is_up);
+        // What is known of stations that cannot be reached may be wrong when they can (IEEE 802.1Q 8.7.3): they may have moved.
+        if self.sides[usize::from(port)].iter().all(|&other| !self.is_up(other)) {
+            self.stations.forget_side(port, self.switch.forwarding_mut());
+        }
+        self.plan_floods();
+        self.tell_senders();
+    }
+
+    /// Each side gets a flood once, by its first port that is up.
+    fn plan_floods(&mut self) {
+        let by = |side: &[u16]| side.iter().copied().find(|&port| self.is_up(port));
+        let ports = (0..).zip(&self.sides).filter(|&(port, side)| by(side) == Some(port)).map(|(port, _)| port);
+        let ports: Vec<u16> = ports.collect();
+        self.switch.forwarding_mut().set_flood(&ports);
+    }
+
+    /// Puts down when a port's link changes for the `nth` time of its plan.
+    fn plan_link(&mut self, port: u16, nth: u64) {
+        if let Some(ns) = self.ports[usize::from(port)].plan.change_ns(nth) {
+            self.agenda.push(Time::from_ns(ns), Event::Link(port, nth));
         }
     }
 
@@ -293,11 +382,15 @@ impl<F: FrameStorage> Fabric<F> {
 
     /// Puts a frame on a port's link.
     fn put(&mut self, port: u16, carried: Carried<F>) {
-        let line = &mut self.ports[usize::from(port)].outward;
-        let sent = line.serializer.send(self.now, carried.bytes().len());
-        for delivery in line.direction.carry(sent, carried).deliveries.into_iter().flatten() {
+        let state = &mut self.ports[usize::from(port)];
+        let sent = state.outward.serializer.send(self.now, carried.bytes().len());
+        if !state.is_up {
+            state.counters.lost_in_flaps += 1;
+            return;
+        }
+        for delivery in state.outward.direction.carry(sent, carried).deliveries.into_iter().flatten() {
             self.on_links += 1;
-            self.agenda.push(delivery.at, Event::AtStation(port, delivery.frame));
+            self.agenda.push(delivery.at, Event::AtStation(port, state.counters.flaps, delivery.frame));
         }
     }
 
@@ -333,6 +426,7 @@ impl<F: FrameStorage> Fabric<F> {
         for port in &self.ports {
             balance.received += port.counters.rx_frames;
             balance.sent += port.counters.tx_frames;
+            balance.lost += port.counters.lost_in_flaps;
             for line in [&port.inward, &port.outward] {
                 let counters = line.direction.counters();
                 balance.made += counters.duplicated;
@@ -340,6 +434,11 @@ impl<F: FrameStorage> Fabric<F> {
             }
         }
         balance
+    }
+
+    /// How long a port's station has had its queues wait, all priorities together, ns.
+    pub fn paused_ns(&self, port: u16) -> u64 {
+        self.switch.port_paused_ns(self.turned_at, port)
     }
 
     /// What a port has moved.
@@ -382,6 +481,10 @@ fn port_state<F>(seed: u64, port: &PortSettings, number: u16) -> PortState<F> {
         outward: line(outward, 2 * number + 1),
         wake_at: Time::NEVER,
         outbox: VecDeque::with_capacity(2 * UNTAKEN_FRAMES),
+        plan: port.flaps.clone(),
+        is_wanted: true,
+        is_attached: true,
+        is_up: true,
         is_full: false,
         is_held: false,
         counters: PortCounters::default(),

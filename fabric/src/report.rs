@@ -39,11 +39,16 @@ pub struct PortReport {
     pub queued_bytes: u64,
     pub queue_peak_bytes: u64,
     pub held: u64,
+    pub is_up: bool,
+    pub flaps: u64,
+    pub paused_ns: u64,
     pub lost: u64,
+    pub lost_in_flaps: u64,
     pub duplicated: u64,
     pub reordered: u64,
     pub corrupted: u64,
     pub truncated: u64,
+    pub delayed: u64,
     pub oversize: u64,
     pub device_missed: u64,
     pub device_unsent: u64,
@@ -63,6 +68,7 @@ pub struct SwitchReport {
     pub dropped_unknown: u64,
     pub dropped_local: u64,
     pub dropped_oversize: u64,
+    pub dropped_down: u64,
     pub dropped_malformed: u64,
     pub buffer_peak_bytes: u64,
     pub stations: usize,
@@ -121,6 +127,7 @@ impl Report {
         table.load_style(presets::NOTHING);
         table.set_header([
             "port",
+            "link",
             "rx frames",
             "rx Mbit/s",
             "tx frames",
@@ -131,25 +138,28 @@ impl Report {
             "dup",
             "reord",
             "corrupt",
+            "paused ms",
             "held",
             "missed",
             "unsent",
         ]);
-        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let mbps = |bytes: u64| format!("{:.1}", bytes as f64 * 8e3 / self.time_ns.max(1) as f64);
         for port in &self.ports {
             table.add_row([
                 port.name.clone(),
+                if port.is_up { "up" } else { "down" }.to_owned(),
                 port.rx_frames.to_string(),
                 mbps(port.rx_bytes),
                 port.tx_frames.to_string(),
                 mbps(port.tx_bytes),
                 port.queued_bytes.to_string(),
                 port.queue_peak_bytes.to_string(),
-                (port.lost + port.oversize).to_string(),
+                (port.lost + port.lost_in_flaps + port.oversize).to_string(),
                 port.duplicated.to_string(),
                 port.reordered.to_string(),
                 (port.corrupted + port.truncated).to_string(),
+                format!("{:.1}", port.paused_ns as f64 / 1e6),
                 port.held.to_string(),
                 port.device_missed.to_string(),
                 port.device_unsent.to_string(),
@@ -165,7 +175,7 @@ impl Report {
         let _ = writeln!(
             text,
             "switch: {} marked; pauses: {} sent, {} ended, {} obeyed; dropped: {} queue, {} headroom, {} unknown, {} local, {} oversize, {} \
-             malformed; buffer peak {} B",
+             link down, {} malformed; buffer peak {} B",
             switch.marked,
             switch.pauses_sent,
             switch.resumes_sent,
@@ -175,6 +185,7 @@ impl Report {
             switch.dropped_unknown,
             switch.dropped_local,
             switch.dropped_oversize,
+            switch.dropped_down,
             switch.dropped_malformed,
             switch.buffer_peak_bytes,
         );
@@ -223,11 +234,16 @@ fn port_report<F: FrameStorage>(fabric: &Fabric<F>, port: u16) -> PortReport {
         queued_bytes,
         queue_peak_bytes: (0..8).map(|priority| fabric.switch().queue_peak_bytes(port, priority)).sum(),
         held: moved.held,
+        is_up: fabric.is_up(port),
+        flaps: moved.flaps,
+        paused_ns: fabric.paused_ns(port),
+        lost_in_flaps: moved.lost_in_flaps,
         lost: both(|link| link.lost + link.lost_in_bursts),
         duplicated: both(|link| link.duplicated),
         reordered: both(|link| link.reordered),
         corrupted: both(|link| link.corrupted + link.corrupted_harmlessly),
         truncated: both(|link| link.truncated),
+        delayed: both(|link| link.spikes),
         oversize: both(|link| link.oversize + link.unpadded),
         ..PortReport::default()
     }
@@ -238,7 +254,7 @@ fn with_device(report: PortReport, device: &Device) -> PortReport {
     PortReport {
         name: device.name().to_owned(),
         device_missed: stats.imissed + stats.rx_nombuf + stats.ierrors,
-        device_unsent: stats.oerrors + own.oversize + own.no_buffer,
+        device_unsent: stats.oerrors + own.oversize + own.no_buffer + own.down,
         ..report
     }
 }
@@ -257,6 +273,7 @@ fn switch_report<F: FrameStorage>(fabric: &Fabric<F>) -> SwitchReport {
         dropped_unknown: counters.dropped_unknown,
         dropped_local: counters.dropped_local,
         dropped_oversize: counters.dropped_oversize,
+        dropped_down: counters.dropped_down,
         dropped_malformed: counters.dropped_malformed,
         buffer_peak_bytes: fabric.switch().buffer_peak_bytes(),
         stations,

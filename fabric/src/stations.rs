@@ -69,6 +69,18 @@ impl Stations {
         }
     }
 
+    /// Forgets those behind a port and behind all that lead where it leads.
+    pub(crate) fn forget_side(&mut self, port: u16, forwarding: &mut Forwarding) {
+        let side = &self.sides[usize::from(port)];
+        self.known.retain(|&mac, station| {
+            let is_elsewhere = !side.contains(&station.port);
+            if !is_elsewhere {
+                forwarding.remove_station(mac);
+            }
+            is_elsewhere
+        });
+    }
+
     /// Forgets those who have been silent too long, now and then.
     pub(crate) fn sweep(&mut self, now: Time, forwarding: &mut Forwarding) {
         if now < self.sweep_at {

@@ -174,7 +174,11 @@ fn vdev_reason(vdev: &Vdev, errno: Errno) -> String {
                      (`ulimit -l`, or LimitMEMLOCK= of a service), or give the device fewer slots (framecnt=)"
                 );
             }
-            _ => "it needs CAP_NET_RAW, and ring sizes that the kernel accepts",
+            // Its PACKET_FANOUT group is made of the process number and the interface's: two processes may come to the same.
+            _ => {
+                "it needs CAP_NET_RAW, ring sizes that the kernel accepts, and a fanout group that no other process of this network namespace \
+                 has: a new start has another"
+            }
         },
         Driver::AfXdp => "it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF",
         Driver::Tap => "it needs CAP_NET_ADMIN, /dev/net/tun, and a free interface name",

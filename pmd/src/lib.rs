@@ -33,7 +33,7 @@ pub use clock::Clock;
 pub use eal::{Eal, EalConfig, EalError, LogLevel};
 pub use faults::{FaultCounts, FaultInjector, FaultRateError, FaultRates};
 pub use flow_control::PriorityFlowControl;
-pub use interface::interface_mtu_bytes;
+pub use interface::{interface_is_running, interface_mtu_bytes};
 pub use lcore::{LcoreError, RegisteredThread, available_cores, pin_current_thread, socket_of_core};
 pub use mbuf::{HEADROOM_BYTES, Mbuf};
 pub use memory::{HugepageSize, MemoryMode, hugepage_sizes, hugetlbfs_mount, lockable_bytes};

@@ -68,7 +68,7 @@ unasked = "gbn"
 TOML
   start_daemon "$host" --config "$work/$host.toml"
 done
-start server on_b timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/b.sock" -q 2 -s 64K -m 4096 -D 50 --no-floor
+start server ip netns exec "$ns_b" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/b.sock" -q 2 -s 64K -m 4096 -D 50 --no-floor
 until_true 10 "the server listens" on_b sh -c 'ss -Hltn | grep -q .'
 start client ip netns exec "$ns_a" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/a.sock" -q 2 -s 64K -m 4096 -D 50 --no-floor 10.99.0.2
 connected() { (($(ferroce_a --json qp | jq '[.qps[] | select(.state == "RTS")] | length') == 2)); }
@@ -137,13 +137,17 @@ status=0
 # Another user may look, and not set: exit status 1.
 chmod 711 "$work"
 nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$bin/ferroce" --socket "$work/a.sock" "$@"; }
-nobody qos show >/dev/null || fail "another user may not look"
-for args in "qos set --trust pcp" "cc set none" "cc set none --qp $own"; do
-  status=0
-  # shellcheck disable=SC2086
-  nobody $args 2>"$work/said" || status=$?
-  { ((status == 1)) && grep -q 'root' "$work/said"; } || fail "another user's '$args': status $status, $(cat "$work/said")"
-done
+if setpriv --reuid 65534 --clear-groups true 2>/dev/null; then
+  nobody qos show >/dev/null || fail "another user may not look"
+  for args in "qos set --trust pcp" "cc set none" "cc set none --qp $own"; do
+    status=0
+    # shellcheck disable=SC2086
+    nobody $args 2>"$work/said" || status=$?
+    { ((status == 1)) && grep -q 'root' "$work/said"; } || fail "another user's '$args': status $status, $(cat "$work/said")"
+  done
+else
+  say "left out: this user namespace has no other user"
+fi
 is "$(of_cc '.algorithm + " " + .params.rate_limit.value')" "dcqcn-paper 0" "what the port has after refusals"
 
 say "== quality of service"

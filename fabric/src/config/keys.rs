@@ -9,12 +9,13 @@ use sim::network::switch::{Dequeue, Marking, PauseSettings, RATE_MBPS, SwitchSet
 
 use super::value::{RATE, SIZE, TIME, Value, parts_per_million, quantity, shown};
 use super::{ConfigError, Faulty, PortSettings, Settings, illegal};
+use crate::flaps::Flaps;
 
 type Table = BTreeMap<String, Value>;
 type Checked<T> = Result<T, ConfigError>;
 
 /// Keys of a port's link; what else a flag has is the device's.
-const PORT_KEYS: [&str; 15] = [
+const PORT_KEYS: [&str; 20] = [
     "rate",
     "delay",
     "jitter",
@@ -27,22 +28,29 @@ const PORT_KEYS: [&str; 15] = [
     "reorder_delay",
     "corrupt",
     "truncate",
+    "spike",
+    "spike_delay",
     "faults",
     "spare",
+    "flap_every",
+    "flap_for",
+    "down",
     "group",
 ];
-const SWITCH_KEYS: [&str; 15] = [
+const SWITCH_KEYS: [&str; 17] = [
     "buffer",
     "alpha",
     "queue_limit",
     "kmin",
     "kmax",
     "pmax",
+    "mark",
     "pfc",
     "headroom",
     "xon_offset",
     "quanta",
     "trust",
+    "dscp_to_priority",
     "weights",
     "frames",
     "stations",
@@ -50,6 +58,8 @@ const SWITCH_KEYS: [&str; 15] = [
 ];
 /// Longest delay of any kind.
 const DELAY_NS_MAX: u64 = 1_000_000_000;
+/// What a set of priorities may be.
+const PRIORITIES: &str = "priorities from 0 to 7, such as 3 or 3+4";
 /// Priorities of a port.
 const PRIORITY_COUNT: usize = 8;
 /// A sender in software takes so long to obey a pause, or longer: what its link carries meanwhile goes to the headroom.
@@ -165,7 +175,40 @@ pub(super) fn port(number: usize, table: &Table) -> Checked<PortSettings> {
         "out" => Some(Faulty::Out),
         _ => None,
     })?;
-    Ok(PortSettings { link, faults, faulty, group: keys.text("group"), vdev })
+    Ok(PortSettings { link, faults, faulty, flaps: flaps(&keys)?, group: keys.text("group"), vdev })
+}
+
+fn flaps(keys: &Keys<'_>) -> Checked<Flaps> {
+    const LEGAL: &str = "a time from 1ms to 1000000s";
+    let time = |text: &str| quantity(text, TIME).filter(|ns| (1_000_000..=1_000_000_000_000_000).contains(ns));
+    let times =
+        keys.get("down", Vec::new(), "times from start to end in rising order, such as 2s-2.5s+7s-8s", intervals)?;
+    match ["flap_every", "flap_for", "down"].map(|key| keys.table.contains_key(key)) {
+        [false, false, false] => Ok(Flaps::Never),
+        [false, false, true] => Ok(Flaps::Times(times)),
+        [true, true, false] => {
+            let every_ns = keys.get("flap_every", 0, LEGAL, time)?;
+            let for_ns = keys.get("flap_for", 0, "a time from 1ms to less than flap_every", |text| {
+                time(text).filter(|&ns| ns < every_ns)
+            })?;
+            Ok(Flaps::Periodic { every_ns, for_ns })
+        }
+        _ => Err(ConfigError::Combination(format!(
+            "{}: a link goes down by flap_every and flap_for, which need each other, or at the times of `down`",
+            keys.place
+        ))),
+    }
+}
+
+/// Times of `down`, without one that begins before the last has ended.
+fn intervals(text: &str) -> Option<Vec<(u64, u64)>> {
+    let interval = |word: &str| {
+        let (from, to) = word.split_once('-')?;
+        Some((quantity(from.trim(), TIME)?, quantity(to.trim(), TIME)?))
+    };
+    let times = text.split('+').map(interval).collect::<Option<Vec<_>>>()?;
+    let bounds: Vec<u64> = times.iter().flat_map(|&(from, to)| [from, to]).collect();
+    bounds.is_sorted_by(|one, next| one < next).then_some(times)
 }
 
 fn faults(keys: &Keys<'_>) -> Checked<Faults> {
@@ -178,6 +221,8 @@ fn faults(keys: &Keys<'_>) -> Checked<Faults> {
         reorder_ns: keys.time("reorder_delay", 100_000)?,
         corrupt_ppm: keys.chance("corrupt")?,
         truncate_ppm: keys.chance("truncate")?,
+        spike_ppm: keys.chance("spike")?,
+        spike_ns: keys.time("spike_delay", 1_000_000)?,
         spares_arp: keys.get("spare", true, "roce (all but RoCE packets are spared) or none", |text| match text {
             "roce" => Some(true),
             "none" => Some(false),
@@ -192,8 +237,9 @@ fn faults(keys: &Keys<'_>) -> Checked<Faults> {
         faults.reorder_ppm,
         faults.corrupt_ppm,
         faults.truncate_ppm,
+        faults.spike_ppm,
     ];
-    Ok(if is_any == [0; 6] { Faults::NONE } else { faults })
+    Ok(if is_any == [0; 7] { Faults::NONE } else { faults })
 }
 
 /// Limits that are not the switch model's.
@@ -207,8 +253,7 @@ pub(super) struct Limits {
 pub(super) fn switch(table: &Table, ports: &[PortSettings]) -> Checked<(SwitchSettings, Limits)> {
     let keys = Keys { place: "the switch", table };
     keys.check(&SWITCH_KEYS)?;
-    let priorities =
-        keys.get("pfc", [false; PRIORITY_COUNT], "priorities from 0 to 7, such as 3 or 3+4", priorities)?;
+    let priorities = keys.get("pfc", [false; PRIORITY_COUNT], PRIORITIES, priorities)?;
     let alpha = keys.get("alpha", 1.0, "a number above 0", |text| text.parse::<f64>().ok())?;
     let threshold = match keys.text("queue_limit") {
         None => Threshold::Dynamic(alpha),
@@ -224,7 +269,7 @@ pub(super) fn switch(table: &Table, ports: &[PortSettings]) -> Checked<(SwitchSe
     let switch = SwitchSettings {
         buffer_bytes: keys.bytes("buffer", 16 << 20)?,
         threshold,
-        marking: [marking(&keys)?; PRIORITY_COUNT],
+        marking: marking(&keys)?,
         pause: PauseSettings {
             priorities,
             headroom_bytes: keys.bytes("headroom", ports.iter().map(needed).max().unwrap_or(0))?,
@@ -243,7 +288,12 @@ pub(super) fn switch(table: &Table, ports: &[PortSettings]) -> Checked<(SwitchSe
                 "pcp" => Some(Trust::Pcp),
                 _ => None,
             })?,
-            ..Classes::default()
+            dscp_priorities: keys.get(
+                "dscp_to_priority",
+                Classes::default().dscp_priorities,
+                "DSCPs from 0 to 63 with priorities from 0 to 7, such as 26:3+48:6, in a file { 26 = 3, 48 = 6 }",
+                dscp_priorities,
+            )?,
         },
     };
     let limits = Limits {
@@ -256,15 +306,22 @@ pub(super) fn switch(table: &Table, ports: &[PortSettings]) -> Checked<(SwitchSe
     Ok((switch, limits))
 }
 
-fn marking(keys: &Keys<'_>) -> Checked<Option<Marking>> {
+fn marking(keys: &Keys<'_>) -> Checked<[Option<Marking>; PRIORITY_COUNT]> {
+    let marked = keys.get("mark", [true; PRIORITY_COUNT], PRIORITIES, priorities)?;
     let given = ["kmin", "kmax", "pmax"].map(|key| keys.table.contains_key(key));
     match given {
-        [false, false, false] => Ok(None),
-        [true, true, true] => Ok(Some(Marking {
-            kmin_bytes: keys.bytes("kmin", 0)?,
-            kmax_bytes: keys.bytes("kmax", 0)?,
-            pmax: keys.get("pmax", 1.0, "a chance from 0 to 1", |text| text.parse::<f64>().ok())?,
-        })),
+        [false, false, false] if keys.table.contains_key("mark") => {
+            Err(ConfigError::Combination("the switch: mark needs kmin, kmax and pmax".to_owned()))
+        }
+        [false, false, false] => Ok([None; PRIORITY_COUNT]),
+        [true, true, true] => {
+            let marking = Marking {
+                kmin_bytes: keys.bytes("kmin", 0)?,
+                kmax_bytes: keys.bytes("kmax", 0)?,
+                pmax: keys.get("pmax", 1.0, "a chance from 0 to 1", |text| text.parse::<f64>().ok())?,
+            };
+            Ok(marked.map(|is| is.then_some(marking)))
+        }
         _ => Err(ConfigError::Combination("the switch: kmin, kmax and pmax need each other".to_owned())),
     }
 }
@@ -277,6 +334,17 @@ fn priorities(text: &str) -> Option<[bool; PRIORITY_COUNT]> {
     Some(priorities)
 }
 
+/// The usual table with these changes.
+fn dscp_priorities(text: &str) -> Option<[u8; 64]> {
+    let mut table = Classes::default().dscp_priorities;
+    for word in text.split('+').filter(|word| !word.is_empty()) {
+        let (dscp, priority) = word.split_once(':')?;
+        let priority = priority.trim().parse().ok().filter(|&priority: &u8| usize::from(priority) < PRIORITY_COUNT)?;
+        *table.get_mut(dscp.trim().parse::<usize>().ok()?)? = priority;
+    }
+    Some(table)
+}
+
 fn weights(text: &str) -> Option<[Dequeue; PRIORITY_COUNT]> {
     let weight = |word: &str| match word.parse::<u16>().ok()? {
         0 => Some(Dequeue::Strict),
@@ -287,7 +355,7 @@ fn weights(text: &str) -> Option<[Dequeue; PRIORITY_COUNT]> {
 
 /// A port's keys, with what holds.
 pub(super) fn port_toml(port: &PortSettings) -> String {
-    let PortSettings { vdev, link, faults, faulty, group } = port;
+    let PortSettings { vdev, link, faults, faulty, flaps, group } = port;
     let chance = |ppm: u32| f64::from(ppm) / 1e6;
     let mut text = format!(
         "device = \"{vdev}\"\nrate = \"{}\"\ndelay = \"{}\"\njitter = \"{}\"\nmtu = {}\n",
@@ -303,14 +371,15 @@ pub(super) fn port_toml(port: &PortSettings) -> String {
         ("reorder", faults.reorder_ppm),
         ("corrupt", faults.corrupt_ppm),
         ("truncate", faults.truncate_ppm),
+        ("spike", faults.spike_ppm),
     ] {
         text.push_str(&format!("{key} = {}\n", chance(ppm)));
     }
     if *faults != Faults::NONE {
         let spare = if faults.spares_arp { "roce" } else { "none" };
-        let delay = shown(faults.reorder_ns, TIME);
+        let [reorder, spike] = [faults.reorder_ns, faults.spike_ns].map(|ns| shown(ns, TIME));
         text.push_str(&format!(
-            "burst_frames = {}\nreorder_delay = \"{delay}\"\nspare = \"{spare}\"\n",
+            "burst_frames = {}\nreorder_delay = \"{reorder}\"\nspike_delay = \"{spike}\"\nspare = \"{spare}\"\n",
             faults.burst_frames
         ));
     }
@@ -320,6 +389,17 @@ pub(super) fn port_toml(port: &PortSettings) -> String {
         Faulty::Out => "out",
     };
     text.push_str(&format!("faults = \"{way}\"\n"));
+    match flaps {
+        Flaps::Never => {}
+        Flaps::Periodic { every_ns, for_ns } => {
+            let [every, length] = [every_ns, for_ns].map(|&ns| shown(ns, TIME));
+            text.push_str(&format!("flap_every = \"{every}\"\nflap_for = \"{length}\"\n"));
+        }
+        Flaps::Times(times) => {
+            let interval = |&(from, to): &(u64, u64)| format!("{}-{}", shown(from, TIME), shown(to, TIME));
+            text.push_str(&format!("down = {:?}\n", times.iter().map(interval).collect::<Vec<_>>()));
+        }
+    }
     if let Some(group) = group {
         text.push_str(&format!("group = {group:?}\n"));
     }
@@ -334,9 +414,11 @@ pub(super) fn switch_toml(settings: &Settings) -> String {
         Threshold::Static(bytes) => format!("queue_limit = \"{}\"\n", shown(bytes, SIZE)),
         Threshold::Dynamic(alpha) => format!("alpha = {alpha:?}\n"),
     });
-    if let Some(Marking { kmin_bytes, kmax_bytes, pmax }) = switch.marking[0] {
-        let (kmin, kmax) = (shown(kmin_bytes, SIZE), shown(kmax_bytes, SIZE));
-        text.push_str(&format!("kmin = \"{kmin}\"\nkmax = \"{kmax}\"\npmax = {pmax:?}\n"));
+    // One curve for all that have it.
+    if let Some(Marking { kmin_bytes, kmax_bytes, pmax }) = switch.marking.iter().flatten().next() {
+        let (kmin, kmax) = (shown(*kmin_bytes, SIZE), shown(*kmax_bytes, SIZE));
+        let marked: Vec<usize> = (0..PRIORITY_COUNT).filter(|&priority| switch.marking[priority].is_some()).collect();
+        text.push_str(&format!("kmin = \"{kmin}\"\nkmax = \"{kmax}\"\npmax = {pmax:?}\nmark = {marked:?}\n"));
     }
     let pause = &switch.pause;
     let lossless = (0..PRIORITY_COUNT).filter(|&priority| pause.priorities[priority]);
@@ -353,6 +435,11 @@ pub(super) fn switch_toml(settings: &Settings) -> String {
         pause.quanta,
         switch.dequeue.map(weight),
     ));
+    let usual = Classes::default().dscp_priorities;
+    let changed =
+        (0..).zip(switch.classes.dscp_priorities).filter(|&(dscp, priority): &(usize, u8)| usual[dscp] != priority);
+    let changed: Vec<String> = changed.map(|(dscp, priority)| format!("{dscp} = {priority}")).collect();
+    text.push_str(&format!("dscp_to_priority = {{ {} }}\n", changed.join(", ")));
     let age = shown(settings.station_age_ns, TIME);
     text.push_str(&format!(
         "frames = {}\nstations = {}\nstation_age = \"{age}\"\n",

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use sim::link::{Faults, LinkSettings};
 use sim::network::switch::SwitchSettings;
 
+use crate::flaps::Flaps;
 use value::{TIME, Value, quantity};
 
 /// Most ports.
@@ -28,6 +29,9 @@ pub const PORT_COUNT_MAX: usize = 32;
 ///   ferroce-fabric --port net_af_packet0,iface=veth0,rate=1Gbps,delay=10us,loss=1e-3 --port net_af_packet1,iface=veth1
 ///
 ///   ferroce-fabric --config fabric.toml --switch buffer=1MiB,kmin=20kB,kmax=100kB,pmax=0.1 --stats-interval 1s
+///
+///   ferroce-fabric --port net_af_packet0,iface=veth0 --port net_af_packet1,iface=veth1 --control /run/fabric.sock &
+///   ferroce-fabric --control /run/fabric.sock down veth1
 ///
 /// It learns which station is behind which port. SIGUSR1 prints the statistics, SIGTERM or SIGINT ends it and prints them once more.
 #[derive(Clone, PartialEq, Debug, Default, Parser)]
@@ -69,14 +73,23 @@ pub struct Args {
     /// Print statistics as JSON, one object a line.
     #[arg(long)]
     pub json: bool,
+
+    /// Take commands at this socket; with a command, give it to the fabric that does.
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+
+    /// To the fabric that runs with --control SOCKET: down PORT, up PORT (a device, its interface or a number from 0) or stats.
+    #[arg(value_name = "COMMAND", requires = "control", conflicts_with_all = ["config", "check_config", "port", "switch"])]
+    pub command: Vec<String>,
 }
 
 const AFTER_HELP: &str = "\
-Keys of a port: rate, delay, jitter, mtu, loss, burst_loss, burst_frames, duplicate, reorder, reorder_delay, corrupt, truncate (chances: 1e-3 or
-0.1%), faults (both, in, out), spare (roce: only RoCE packets meet faults, or none), group (ports with the same lead to the same neighbours: flows spread over them).
+Keys of a port: rate, delay, jitter, mtu, loss, burst_loss, burst_frames, duplicate, reorder, reorder_delay, corrupt, truncate, spike, spike_delay (chances: 1e-3 or
+0.1%), faults (both, in, out), spare (roce: only RoCE packets meet faults, or none), flap_every, flap_for or down (2s-2.5s+7s-8s: the link is down then),
+group (ports with the same lead to the same neighbours: flows spread over them).
 
-Keys of the switch: buffer, alpha or queue_limit; kmin, kmax, pmax (ECN marks); pfc (3, or 3+4), headroom, xon_offset, quanta; trust (dscp, pcp), weights
-(eight, 0 = strict, with + between); frames, stations, station_age.
+Keys of the switch: buffer, alpha or queue_limit; kmin, kmax, pmax, mark (ECN marks); pfc (3, or 3+4), headroom, xon_offset, quanta; trust (dscp, pcp),
+dscp_to_priority (26:3+48:6), weights (eight, 0 = strict, with + between); frames, stations, station_age.
 
 Exit status: 0 ended by a signal, 1 something went wrong, 2 wrong usage or configuration.";
 
@@ -162,6 +175,8 @@ pub struct PortSettings {
     pub faults: Faults,
     /// And which way.
     pub faulty: Faulty,
+    /// When it goes down and up by itself.
+    pub flaps: Flaps,
     /// Ports of one group lead to the same neighbours.
     pub group: Option<String>,
 }
@@ -254,8 +269,14 @@ impl Settings {
         let ports = (0..).zip(&raw.port).map(|(number, table)| keys::port(number, table));
         let ports: Vec<PortSettings> = ports.collect::<Result<_, _>>()?;
         for (number, port) in ports.iter().enumerate() {
-            if ports[..number].iter().any(|other| other.vdev.name() == port.vdev.name()) {
-                return Err(ConfigError::Combination(format!("two ports are the device {}", port.vdev.name())));
+            let (name, interface) = (port.vdev.name(), port.vdev.kernel_interface());
+            if ports[..number].iter().any(|other| other.vdev.name() == name) {
+                return Err(ConfigError::Combination(format!("two ports are the device {name}")));
+            }
+            if let Some(interface) = interface
+                && ports[..number].iter().any(|other| other.vdev.kernel_interface() == Some(interface))
+            {
+                return Err(ConfigError::Combination(format!("two ports are the interface {interface}")));
             }
         }
         let (switch, limits) = keys::switch(&raw.switch, &ports)?;

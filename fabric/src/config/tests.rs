@@ -60,12 +60,12 @@ fn the_switch_is_set_by_several_flags() {
 fn what_is_printed_is_read_again_as_the_same() {
     let ports = [
         "net_ring0,rate=40Mbps,loss=0.001,duplicate=1%,reorder=1e-6,reorder_delay=20us",
-        "net_ring1,group=x,jitter=5us",
-        "net_ring2,group=x",
+        "net_ring1,group=x,jitter=5us,down=0-2.5s+3s-4s",
+        "net_ring2,group=x,flap_every=2s,flap_for=10ms,spike=1%,spike_delay=3ms",
     ];
     let flags = [
         "--switch",
-        "kmin=5kB,kmax=20KiB,pmax=0.5,pfc=3,alpha=2,weights=0+0+0+0+0+2+3+0",
+        "kmin=5kB,kmax=20KiB,pmax=0.5,mark=3+4,pfc=3,alpha=2,weights=0+0+0+0+0+2+3+0,dscp_to_priority=26:5+63:0",
         "--seed",
         "9",
         "--idle",
@@ -106,10 +106,25 @@ fn refusals_name_the_key_the_value_and_what_it_may_be() {
         (port("net_ring0,delay=2s"), ["delay", "2s", "0 to 1s"]),
         (port("net_ring0,faults=none"), ["faults", "none", "both, in or out"]),
         (port("net_ring1"), ["two ports", "net_ring1", ""]),
+        (
+            refusal(&["--port", "net_af_packet0,iface=veth0", "--port", "net_af_packet1,iface=veth0"]),
+            ["two ports", "the interface veth0", ""],
+        ),
         (port("eth0"), ["port 0", "eth0", "net_af_packet"]),
         (refusal(&["--port", "net_ring0"]), ["2 to 32 ports", "not 1", ""]),
         (switch("speed=3"), ["the switch has no key", "speed", "buffer"]),
         (switch("kmin=3"), ["kmin", "need each other", ""]),
+        (switch("mark=3"), ["mark", "needs kmin", ""]),
+        (switch("kmin=1,kmax=2,pmax=1,mark=9"), ["mark", "9", "0 to 7"]),
+        (switch("dscp_to_priority=64:1"), ["dscp_to_priority", "64:1", "DSCPs from 0 to 63"]),
+        (switch("dscp_to_priority=26:8"), ["dscp_to_priority", "26:8", "priorities from 0 to 7"]),
+        (port("net_ring0,flap_every=1s"), ["net_ring0", "flap_for", "need each other"]),
+        (port("net_ring0,flap_every=1s,flap_for=1s"), ["flap_for", "1s", "less than flap_every"]),
+        (port("net_ring0,flap_every=1us,flap_for=1ns"), ["flap_every", "1us", "from 1ms"]),
+        (port("net_ring0,flap_every=1s,flap_for=1ms,down=1s-2s"), ["flap_every", "down", ""]),
+        (port("net_ring0,down=2s-1s"), ["down", "2s-1s", "rising order"]),
+        (port("net_ring0,down=1s-2s+2s-3s"), ["down", "1s-2s+2s-3s", "rising order"]),
+        (port("net_ring0,spike=2"), ["spike", "2", "1e-6"]),
         (switch("kmin=30,kmax=3,pmax=1"), ["kmin <= kmax", "30", ""]),
         (switch("pfc=8"), ["pfc", "8", "0 to 7"]),
         (switch("weights=1+2"), ["weights", "1+2", "eight"]),
@@ -119,5 +134,32 @@ fn refusals_name_the_key_the_value_and_what_it_may_be() {
         (refusal(&[&TWO[..], &["--idle", "lazy"]].concat()), ["idle", "lazy", "spin or adaptive"]),
     ] {
         assert!(parts.iter().all(|part| sentence.contains(part)), "{sentence}\n  lacks one of {parts:?}");
+    }
+}
+
+#[test]
+fn the_dscp_table_of_a_file_is_that_of_a_flag() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let text = "[switch]\ndscp_to_priority = { 26 = 5, 48 = 0 }\n[[port]]\ndevice = \"net_ring0\"\ndown = [\"1s-2s\", \"3s-4s\"]\n[[port]]\ndevice = \"net_ring1\"\n";
+    file.write_all(text.as_bytes()).unwrap();
+    let by_file = load(&["--config", file.path().to_str().unwrap()]).unwrap();
+    let table = by_file.switch.classes.dscp_priorities;
+    assert_eq!([25, 26, 27, 47, 48, 49].map(|dscp| table[dscp]), [3, 5, 3, 5, 0, 6]);
+    assert_eq!(
+        by_file.ports[0].flaps,
+        Flaps::Times(vec![(1_000_000_000, 2_000_000_000), (3_000_000_000, 4_000_000_000)])
+    );
+    let ports = ["--port", "net_ring0,down=1s-2s+3s-4s", "--port", "net_ring1"];
+    let by_flags = load(&[&ports[..], &["--switch", "dscp_to_priority=26:5+48:0"]].concat()).unwrap();
+    assert_eq!(by_flags, by_file);
+}
+
+#[test]
+fn a_command_needs_a_socket_and_no_ports() {
+    let parse = |words: &[&str]| Args::try_parse_from([&["ferroce-fabric"], words].concat());
+    let args = parse(&["--control", "here", "down", "veth0"]).unwrap();
+    assert_eq!(args.command, ["down", "veth0"]);
+    for words in [&["down", "veth0"][..], &["--control", "here", "--port", "net_ring0", "stats"]] {
+        assert!(parse(words).is_err(), "{words:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Values with units, as files and flags have them.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 /// A value as it is written: text with a unit, or a bare number.
@@ -11,10 +13,11 @@ pub(super) enum Value {
     Real(f64),
     Bool(bool),
     List(Vec<Value>),
+    Table(BTreeMap<String, Value>),
 }
 
 impl Value {
-    /// As a flag has it; a list is joined by `+`.
+    /// As a flag has it; a list is joined by `+`, and so is a table of `KEY:VALUE`.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -22,6 +25,10 @@ impl Value {
             Self::Real(number) => number.to_string(),
             Self::Bool(is) => is.to_string(),
             Self::List(values) => values.iter().map(Self::text).collect::<Vec<_>>().join("+"),
+            Self::Table(table) => {
+                let entry = |(key, value): (&String, &Self)| format!("{key}:{}", value.text());
+                table.iter().map(entry).collect::<Vec<_>>().join("+")
+            }
         }
     }
 }

@@ -137,6 +137,131 @@ fn a_group_is_one_neighbour_with_several_ways() {
     assert_eq!(fabric.switch_counters().dropped_local, 1);
 }
 
+#[test]
+fn a_group_goes_by_what_is_left_of_it_and_all_comes_back() {
+    let mut fabric = fabric(&[GIGABIT, "rate=1000Mbps,group=up", "rate=1000Mbps,group=up"], "");
+    fabric.receive(1, roce(9, 0, 7, 100));
+    fabric.turn(Time::from_ns(1_000_000));
+    assert_eq!(taken(&mut fabric, 0).len(), 1);
+    // Which ports 200 flows and a flood leave by.
+    let spread = |fabric: &mut Fabric<Vec<u8>>| {
+        for flow in 0..200 {
+            fabric.receive(0, roce(0, 9, flow, 100));
+        }
+        fabric.receive(0, roce(0, 77, 7, 100));
+        let later = fabric.now.add_ns(10_000_000);
+        fabric.turn(later);
+        assert!(fabric.balance().is_even(), "{:?}", fabric.balance());
+        [1, 2].map(|port| taken(fabric, port).len())
+    };
+    let both = spread(&mut fabric);
+    assert!(both[0] + both[1] == 201 && both.iter().all(|&count| count > 60), "{both:?}");
+    fabric.set_link(1, false);
+    assert_eq!(spread(&mut fabric), [0, 201], "flows and floods go by the other");
+    fabric.set_link(2, false);
+    assert_eq!((spread(&mut fabric), fabric.stations().0), ([0, 0], 1), "the station behind them is forgotten");
+    fabric.set_link(1, true);
+    assert_eq!(spread(&mut fabric), [201, 0], "unknown as it is, it gets everything by the first that is up");
+    fabric.receive(1, roce(9, 0, 7, 100));
+    fabric.turn(fabric.now.add_ns(1_000_000));
+    fabric.set_link(2, true);
+    assert_eq!(spread(&mut fabric), both, "as before");
+    assert_eq!(
+        [0, 1, 2].map(|port| (fabric.is_up(port), fabric.port_counters(port).flaps)),
+        [(true, 0), (true, 1), (true, 1)]
+    );
+}
+
+#[test]
+fn a_link_that_goes_down_loses_what_is_on_it_and_what_waits_for_it() {
+    let mut fabric = fabric(&[GIGABIT, "rate=10Mbps,delay=5ms,down=2s-2.1s"], "");
+    introduce(&mut fabric, 2);
+    let soon = Time::from_ns(1_999_000_000);
+    fabric.turn(soon);
+    // A frame of 1,250 bytes on the wire takes 1 ms at 10 Mbit/s: one is on the link when it goes down, nine wait for it.
+    for _ in 0..10 {
+        fabric.receive(0, roce(0, 1, 7, 1_226));
+    }
+    fabric.turn(Time::from_ns(2_000_000_000));
+    let waiting = fabric.switch().waiting(1).0 as u64;
+    assert_eq!((fabric.is_up(1), waiting, fabric.switch_counters().dropped_down), (false, 0, 9));
+    // What comes meanwhile, either way, is lost; its sender's link does not go faster for it.
+    assert!(fabric.wants(1, fabric.now));
+    fabric.receive(1, roce(1, 0, 7, 1_226));
+    assert!(!fabric.wants(1, fabric.now));
+    fabric.receive(0, roce(0, 1, 7, 100));
+    fabric.turn(Time::from_ns(2_050_000_000));
+    assert_eq!((fabric.port_counters(1).lost_in_flaps, fabric.switch_counters().dropped_unknown), (2, 1));
+    assert_eq!([0, 1].map(|port| taken(&mut fabric, port).len()), [0, 0]);
+    fabric.turn(Time::from_ns(2_100_000_000));
+    assert!(fabric.is_up(1));
+    fabric.receive(0, roce(0, 1, 7, 100));
+    fabric.turn(Time::from_ns(2_200_000_000));
+    assert_eq!((taken(&mut fabric, 1).len(), fabric.balance().inside, fabric.balance().is_even()), (1, 0, true));
+}
+
+#[test]
+fn a_link_flaps_as_often_as_it_is_told_and_a_device_that_is_gone_keeps_it_down() {
+    let mut fabric = fabric(&[GIGABIT, "rate=1000Mbps,flap_every=100ms,flap_for=10ms"], "");
+    introduce(&mut fabric, 2);
+    assert_eq!(fabric.port_counters(1).flaps, 10, "once every 100 ms of the second that has passed");
+    let start = fabric.now;
+    let mut arrived = 0;
+    for ms in 0..1_000 {
+        // 0.5 ms between the two: never at the moment when the link changes.
+        fabric.turn(start.add_ns(ms * 1_000_000 + 500_000));
+        fabric.receive(1, roce(1, 0, 7, 100));
+        fabric.receive(0, roce(0, 1, 7, 100));
+        arrived += taken(&mut fabric, 1).len();
+        drop(taken(&mut fabric, 0));
+    }
+    assert_eq!(arrived, 899, "900 of 1,000, and the last is on its way");
+    fabric.set_device(1, false);
+    fabric.turn(fabric.now.add_ns(500_000_000));
+    assert!(!fabric.is_up(1), "its plan does not bring it up");
+    fabric.set_device(1, true);
+    assert!(fabric.is_up(1) && fabric.balance().is_even());
+}
+
+#[test]
+fn a_pause_ends_with_the_link_and_its_frames_with_it() {
+    let mut fabric = fabric(&[GIGABIT; 2], "");
+    introduce(&mut fabric, 2);
+    let mut quanta = [None; 8];
+    quanta[3] = Some(60_000);
+    fabric.receive(1, PfcRepr::Priority(quanta).to_bytes(mac(1)).to_vec());
+    fabric.turn(fabric.now.add_ns(10_000));
+    fabric.receive(0, roce(0, 1, 7, 100));
+    fabric.turn(fabric.now.add_ns(1_000_000));
+    assert_eq!((fabric.switch().waiting(1).0, fabric.paused_ns(1) >= 1_000_000), (1, true));
+    fabric.set_link(1, false);
+    fabric.set_link(1, true);
+    let paused_ns = fabric.paused_ns(1);
+    fabric.receive(0, roce(0, 1, 8, 100));
+    fabric.turn(fabric.now.add_ns(1_000_000));
+    assert_eq!(taken(&mut fabric, 1), [roce(0, 1, 8, 100)]);
+    assert_eq!((fabric.paused_ns(1), fabric.switch_counters().dropped_down), (paused_ns, 1));
+}
+
+#[test]
+fn dscps_have_the_priority_of_the_table_and_marks_are_for_those_that_are_named() {
+    let queue = |switch: &str| {
+        let mut fabric = fabric(&[GIGABIT, "rate=1Mbps"], switch);
+        introduce(&mut fabric, 2);
+        for _ in 0..20 {
+            fabric.receive(0, roce(0, 1, 7, 1_226));
+        }
+        fabric.turn(fabric.now.add_ns(1_000_000));
+        let busy = (0..8).filter(|&priority| fabric.switch().queue_bytes(1, priority) > 0).collect::<Vec<_>>();
+        (busy, fabric.switch_counters().marked > 10)
+    };
+    // The packets have DSCP 26.
+    assert_eq!(queue("kmin=0,kmax=0,pmax=1"), (vec![3], true));
+    assert_eq!(queue("kmin=0,kmax=0,pmax=1,dscp_to_priority=26:6+0:3"), (vec![6], true));
+    assert_eq!(queue("kmin=0,kmax=0,pmax=1,mark=3,dscp_to_priority=26:6"), (vec![6], false));
+    assert_eq!(queue("kmin=0,kmax=0,pmax=1,mark=3+6,dscp_to_priority=26:6"), (vec![6], true));
+}
+
 /// Two stations send to a third as fast as their links let them, for 100 ms, with turns every `turn_ns`. Bytes that arrived, and marks.
 fn incast(fabric: &mut Fabric<Vec<u8>>, turn_ns: u64) -> [u64; 2] {
     introduce(fabric, 3);
@@ -292,15 +417,19 @@ proptest! {
             (0..6u8, 0..6u8, any::<u16>(), 60..3_000usize).prop_map(|(src, dst, flow, bytes)| roce(src, dst, flow, bytes)),
             prop::collection::vec(any::<u8>(), 0..200),
             (any::<[Option<u16>; 8]>()).prop_map(|quanta| PfcRepr::Priority(quanta).to_bytes(mac(1)).to_vec()),
-        ], 0..200_000u64, any::<bool>()),
+        ], 0..200_000u64, any::<bool>(), prop::option::weighted(0.1, any::<bool>())),
         1..200,
     )) {
-        let keys = "rate=1000Mbps,delay=3us,jitter=2us,loss=10%,duplicate=10%,reorder=10%,corrupt=10%,truncate=10%,spare=none";
+        let keys = "rate=1000Mbps,delay=3us,jitter=2us,loss=10%,duplicate=10%,reorder=10%,corrupt=10%,truncate=10%,spike=5%,spike_delay=50us,\
+                    spare=none,flap_every=3ms,flap_for=1ms";
         let mut fabric = fabric(&[keys; 3], "buffer=128KiB,pfc=3,headroom=20kB,queue_limit=10kB,kmin=1kB,kmax=2kB,pmax=0.5");
-        for (port, frame, gap_ns, takes) in steps {
+        for (port, frame, gap_ns, takes, link) in steps {
             let now = fabric.now.add_ns(gap_ns);
             fabric.receive(port, frame);
             fabric.turn(now);
+            if let Some(is_up) = link {
+                fabric.set_link(port, is_up);
+            }
             if takes {
                 drop(taken(&mut fabric, port));
             }

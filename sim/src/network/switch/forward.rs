@@ -39,6 +39,8 @@ pub struct Forwarding {
     flood: Box<[u16]>,
     /// Ports that lead to the same neighbours.
     sides: Vec<PortGroup>,
+    /// Ports whose link is down: few, if any.
+    down: Vec<u16>,
     seed: u64,
 }
 
@@ -49,7 +51,7 @@ pub enum Hop<'a> {
     Port(u16),
     /// Out of all of these but the one it came in by.
     Flood(&'a [u16]),
-    /// Nobody knows.
+    /// Nobody knows, or all ways are down.
     Unknown,
 }
 
@@ -99,6 +101,14 @@ impl Forwarding {
         self.flood = ports.into();
     }
 
+    /// A port's link is up or down: flows go by those of the same group that are up.
+    pub fn set_link(&mut self, port: u16, is_up: bool) {
+        self.down.retain(|&other| other != port);
+        if !is_up {
+            self.down.push(port);
+        }
+    }
+
     /// Where a frame goes.
     pub fn hop(&self, headers: &Headers) -> Hop<'_> {
         if !headers.dst.is_multicast() {
@@ -106,17 +116,23 @@ impl Forwarding {
             let by_route = || self.routes.iter().find(|route| ip.is_some_and(|ip| route.matches(ip.dst)));
             let ports = self.stations.get(&headers.dst).or_else(|| by_route().map(|route| &route.ports));
             if let Some(ports) = ports {
-                return Hop::Port(self.choose(ports, ip));
+                return self.choose(ports, ip).map_or(Hop::Unknown, Hop::Port);
             }
         }
         if self.flood.is_empty() { Hop::Unknown } else { Hop::Flood(&self.flood) }
     }
 
-    fn choose(&self, ports: &[u16], ip: Option<&IpHeaders>) -> u16 {
+    fn choose(&self, ports: &[u16], ip: Option<&IpHeaders>) -> Option<u16> {
         let hash = match ip {
             Some(ip) if ports.len() > 1 => ip.flow_hash(self.seed),
             _ => 0,
         };
-        ports[(hash % ports.len() as u64) as usize]
+        if self.down.is_empty() {
+            return Some(ports[(hash % ports.len() as u64) as usize]);
+        }
+        let is_up = |port: &u16| !self.down.contains(port);
+        let ways = ports.iter().copied().filter(is_up).count() as u64;
+        let nth = hash.checked_rem(ways)?;
+        ports.iter().copied().filter(is_up).nth(nth as usize)
     }
 }

@@ -70,6 +70,8 @@ pub struct SwitchCounters {
     pub dropped_local: u64,
     /// Frames dropped because they were larger than the MTU of the port they were to leave by.
     pub dropped_oversize: u64,
+    /// Frames dropped because they waited for a port when its link went down.
+    pub dropped_down: u64,
     /// Frames dropped because they were no Ethernet frames, or there was no storage for a copy.
     pub dropped_malformed: u64,
     /// Pause frames sent that stop somebody, refreshes included.
@@ -91,6 +93,7 @@ impl SwitchCounters {
         self.dropped_unknown += other.dropped_unknown;
         self.dropped_local += other.dropped_local;
         self.dropped_oversize += other.dropped_oversize;
+        self.dropped_down += other.dropped_down;
         self.dropped_malformed += other.dropped_malformed;
         self.pauses_sent += other.pauses_sent;
         self.resumes_sent += other.resumes_sent;
@@ -103,6 +106,7 @@ impl SwitchCounters {
             + self.dropped_unknown
             + self.dropped_local
             + self.dropped_oversize
+            + self.dropped_down
             + self.dropped_malformed
     }
 }
@@ -355,6 +359,25 @@ impl<F: FrameStorage> Switch<F> {
         waiting.map(|priority| port.pause.until(priority)).fold(port.refresh_at, Time::min)
     }
 
+    /// A port's link has gone down, or come up. What waits for it is dropped, and its peer's pauses are over; frames that come in
+    /// afterwards go another way, or nowhere.
+    ///
+    /// # Panics
+    /// If there is no such port.
+    pub fn set_link(&mut self, now: Time, port: u16, is_up: bool) {
+        self.forwarding.set_link(port, is_up);
+        if is_up {
+            return;
+        }
+        let number = usize::from(port);
+        self.ports[number].pause.apply(now, PfcRepr::Link(0));
+        while let Some((priority, Queued { ingress, bytes, .. })) = self.ports[number].egress.pop(|_| true) {
+            self.counters.dropped_down += 1;
+            self.buffer.release(usize::from(ingress), priority, u64::from(bytes));
+            self.note_turn(ingress, priority);
+        }
+    }
+
     /// Its tables, to change them: a switch that learns does so between frames.
     pub fn forwarding_mut(&mut self) -> &mut Forwarding {
         &mut self.forwarding
@@ -399,6 +422,11 @@ impl<F: FrameStorage> Switch<F> {
     /// True if the peer has a queue wait.
     pub fn is_paused(&self, now: Time, port: u16, priority: usize) -> bool {
         self.ports[usize::from(port)].pause.is_paused(now, priority)
+    }
+
+    /// How long a port's peer has had its queues wait, all priorities together, ns.
+    pub fn port_paused_ns(&self, now: Time, port: u16) -> u64 {
+        self.ports[usize::from(port)].pause.paused_ns(now)
     }
 
     /// How long peers have had queues wait, all of them together, ns.
