@@ -80,6 +80,8 @@ pub(crate) struct Report {
     pub(crate) msg_per_s: f64,
     /// The same in Gbit/s of payload.
     pub(crate) gbit_per_s: f64,
+    /// Of each round, in their order.
+    pub(crate) round_gbit_per_s: Vec<f64>,
     /// Best rate over 5 ms.
     pub(crate) peak_gbit_per_s: f64,
     /// The floor of the same frames, median; `null` where there is none.
@@ -118,6 +120,7 @@ impl Report {
             lost: rounds.iter().map(|round| round.lost).sum(),
             msg_per_s,
             gbit_per_s: gbit_per_s(msg_per_s, size),
+            round_gbit_per_s: rounds.iter().map(|round| gbit_per_s(round.per_s(), size)).collect(),
             peak_gbit_per_s: gbit_per_s(rounds.iter().map(|round| round.peak_per_s).fold(0.0, f64::max), size),
             floor_msg_per_s,
             floor_gbit_per_s: floor_msg_per_s.map(|per_s| gbit_per_s(per_s, size)),
@@ -300,6 +303,7 @@ mod tests {
         let number = |key: &str| value[key].as_f64().unwrap_or_else(|| panic!("{key} in {value}"));
         assert_eq!(number("msg_per_s"), 2e6);
         assert_eq!(number("gbit_per_s"), 2e6 * 64.0 / 1e9);
+        assert_eq!(value["round_gbit_per_s"], serde_json::json!([1e6, 3e6, 2e6].map(|per_s| per_s * 64.0 / 1e9)));
         assert_eq!(number("floor_msg_per_s"), 1e7);
         assert_eq!(number("floor_gbit_per_s"), 1e7 * 64.0 / 1e9);
         assert_eq!(number("ratio"), 0.2);

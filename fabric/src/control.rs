@@ -121,7 +121,7 @@ impl ControlSocket {
     }
 
     /// The next command, if there is one.
-    pub fn next(&mut self) -> Option<Asked> {
+    pub fn take_command(&mut self) -> Option<Asked> {
         while let Ok((stream, _)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_err() {
                 continue;
@@ -180,7 +180,7 @@ mod tests {
 
     fn next(socket: &mut ControlSocket) -> Asked {
         loop {
-            match socket.next() {
+            match socket.take_command() {
                 Some(asked) => return asked,
                 None => thread::yield_now(),
             }
@@ -193,7 +193,7 @@ mod tests {
         let path = folder.path().join("fabric.sock");
         let mut socket = ControlSocket::bind(&path).unwrap();
         let silent: Vec<_> = (0..2 * OPEN_MAX).map(|_| UnixStream::connect(&path).unwrap()).collect();
-        assert!(socket.next().is_none());
+        assert!(socket.take_command().is_none());
         for words in [&["down", "veth0"][..], &["up", "1"], &["stats"]] {
             let command = Command::parse(words.iter().copied(), true).unwrap();
             let (path, told) = (path.clone(), command.clone());

@@ -98,6 +98,7 @@ pub struct BalanceReport {
 pub struct PaceReport {
     pub turns: u64,
     pub late_turns: u64,
+    pub late_ns: u64,
     pub longest_turn_ns: u64,
 }
 
@@ -112,7 +113,12 @@ impl Report {
             ports: ports.collect(),
             switch: switch_report(fabric),
             balance: balance_report(fabric.balance()),
-            pace: PaceReport { turns: pace.turns, late_turns: pace.late_turns, longest_turn_ns: pace.longest_ns },
+            pace: PaceReport {
+                turns: pace.turns,
+                late_turns: pace.late_turns,
+                late_ns: pace.late_ns,
+                longest_turn_ns: pace.longest_ns,
+            },
         }
     }
 
@@ -212,9 +218,10 @@ impl Report {
         );
         let _ = writeln!(
             text,
-            "machine: {} turns, {} of them more than 1 ms late, the longest after {:.3} ms",
+            "machine: {} turns, {} of them more than 1 ms late, by {:.1} % of the time, the longest after {:.3} ms",
             pace.turns,
             pace.late_turns,
+            pace.late_ns as f64 * 100.0 / self.time_ns.max(1) as f64,
             pace.longest_turn_ns as f64 / 1e6,
         );
     }

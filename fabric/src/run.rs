@@ -49,6 +49,8 @@ pub struct Pace {
     pub turns: u64,
     /// Of these, turns that came more than a millisecond after the one before, sleeping not counted.
     pub late_turns: u64,
+    /// How much later than that they came, all together, ns.
+    pub late_ns: u64,
     /// The longest time between two turns, ns.
     pub longest_ns: u64,
 }
@@ -109,7 +111,7 @@ impl Runner {
                 if let Some(wish) = wish(signals)? {
                     return Ok(wish);
                 }
-                if let Some(asked) = commands.as_mut().and_then(|commands| commands.next()) {
+                if let Some(asked) = commands.as_mut().and_then(|commands| commands.take_command()) {
                     return Ok(Wish::Command(asked));
                 }
             }
@@ -148,6 +150,7 @@ impl Runner {
         let gap_ns = now_ns.saturating_sub(self.turned_at_ns);
         self.pace.turns += 1;
         self.pace.late_turns += u64::from(gap_ns > LATE_NS);
+        self.pace.late_ns += gap_ns.saturating_sub(LATE_NS);
         self.pace.longest_ns = self.pace.longest_ns.max(gap_ns);
         let mut is_busy = false;
         for (device, port) in self.devices.iter_mut().zip(0..) {
