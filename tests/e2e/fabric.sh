@@ -4,13 +4,19 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=scripts/fabric.bash
 source scripts/fabric.bash
-require_root ethtool jq timeout
+require_root ethtool jq setpriv timeout
 "$bin/ferroce" fabric --port net_ring0 --port net_ring1,rate=2Gbps --check-config | grep -q 'rate = "2Gbps"' || fail "--check-config"
 status=0
 "$bin/ferroce" fabric --port net_ring0,rate=fast --port net_ring1 2>"$work/refusal" || status=$?
 { [[ $status == 2 ]] && grep -q '1Mbps to 1600Gbps' "$work/refusal"; } || fail "a rate of no sense is not refused: $status"
 
 join_by_fabric 4500 a b
+as_nobody() { ip netns exec "${ns_of[fabric]}" setpriv --reuid 65534 --regid 65534 --clear-groups "$bin/ferroce-fabric" "$@"; }
+if as_nobody --version >/dev/null 2>&1; then
+  status=0
+  as_nobody --memory no-huge --port net_af_packet0,iface=a --port net_af_packet1,iface=b >"$work/refusal" 2>&1 || status=$?
+  { ((status == 1)) && grep -q 'needs CAP_NET_RAW' "$work/refusal"; } || fail "a user without rights: status $status, $(cat "$work/refusal")"
+fi
 fabric_ports rate=400Mbps,delay=20us a b
 start_fabric "${ports[@]}"
 for host in a b; do
