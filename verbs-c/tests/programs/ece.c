@@ -184,7 +184,8 @@ static void external(struct ibv_ece *offer, uint32_t agreed) {
 /* With QPs of the library's, which does all of it. */
 static void internal(void) {
   resolve();
-  struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
+  struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}},
+                          other = init;
   CHECK(!rdma_create_qp(client, NULL, &init), "create_qp");
   struct ibv_ece own = query(client->qp), ignored = own;
   CHECK(rdma_set_local_ece(client, &own) == -1 && errno == EINVAL, "set_local_ece of an id with a QP");
@@ -194,7 +195,7 @@ static void internal(void) {
   struct rdma_cm_id *server;
   expect(RDMA_CM_EVENT_CONNECT_REQUEST, &server);
   CHECK(remote(server).options == own.options, "the request has options %#x", remote(server).options);
-  CHECK(!rdma_create_qp(server, NULL, &init) && !rdma_accept(server, &param), "accept");
+  CHECK(!rdma_create_qp(server, NULL, &other) && !rdma_accept(server, &param), "accept");
   for (int i = 0; i < 2; i++) expect(RDMA_CM_EVENT_ESTABLISHED, NULL);
   CHECK(query(client->qp).options == own.options && query(server->qp).options == own.options, "the QPs did not agree");
   rdma_destroy_qp(client);

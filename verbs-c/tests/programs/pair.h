@@ -15,8 +15,8 @@
 /* Ends the program, with a sentence, unless the condition holds. */
 #define CHECK(condition, ...)                                          \
   do {                                                                 \
-    int seen_errno = errno;                                            \
     if (!(condition)) {                                                \
+      int seen_errno = errno;                                          \
       fprintf(stderr, "line %d: ", __LINE__);                          \
       fprintf(stderr, __VA_ARGS__);                                    \
       fprintf(stderr, " (errno %s)\n", strerror(seen_errno));          \
