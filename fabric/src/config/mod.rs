@@ -19,7 +19,7 @@ use sim::network::switch::SwitchSettings;
 use crate::flaps::Flaps;
 use value::{TIME, Value, quantity};
 
-/// Most ports.
+/// Most ports: DPDK is built for so many (`RTE_MAX_ETHPORTS`).
 pub const PORT_COUNT_MAX: usize = 32;
 
 /// A software switch between DPDK ports: the simulator's switch and links in real time.
