@@ -20,6 +20,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
@@ -337,6 +338,12 @@ impl Endpoint for PolledEndpoint {
         }
         control.turn(&mut shards, now);
         Ok((answer.reply, answer.fds))
+    }
+
+    fn exclusively(&self, moving: &Range<u64>, run: &mut dyn FnMut(&mut dyn FnMut() -> bool)) -> bool {
+        // Nobody holds this lock while he waits for memory of the application: engines read and write it by system calls and through
+        // mappings of their own.
+        self.node.lock().control.while_moving(self.session, moving, run)
     }
 
     fn make_progress(&self) {

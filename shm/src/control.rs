@@ -8,6 +8,7 @@ pub mod congestion;
 mod listing;
 pub mod post_mortem;
 
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -26,14 +27,16 @@ pub use listing::{MrSummary, MrTier, QpDetail, QpSummary, SessionSummary, Stats}
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Bytes that one request faults in at most: some tens of milliseconds, so that no client keeps others waiting for long.
 pub const POPULATE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of a client's memory that move at a time ([`Request::MoveBegin`]); moves do not cross multiples of it.
+/// Bytes of a client's memory that move at a time at most ([`Request::MoveBegin`]); moves do not cross multiples of it.
 pub const MOVE_CHUNK_BYTES: u64 = 2 << 20;
+/// What lies in one piece of so many bytes of the address space moves at once, or never.
+pub const MOVE_CELL_BYTES: u64 = 256 << 10;
 /// File descriptors that may ride on one message.
 pub const FDS_MAX: usize = 4;
 /// Largest file that memory moves into, bytes.
 pub const MOVE_FILE_BYTES_MAX: u64 = 64 << 20;
 /// Mappings that a region may lie in to be registered anew by [`Request::RenewMr`]: to compare more takes longer than a message.
-pub const RENEWED_PARTS_MAX: usize = 16;
+pub const RENEWED_PARTS_MAX: usize = 24;
 
 /// What a client asks for. Handles are numbers of the session; a handle of another session does not exist.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -700,8 +703,10 @@ pub trait Endpoint: Send + Sync {
     /// [`CallError`] if there is no answer; a refusal is a [`Reply::Refused`], not an error.
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), CallError>;
 
-    /// Runs something that has the control socket for itself; false, and nothing was run, if there is none.
-    fn exclusively(&self, _run: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
+    /// For a move that has begun ([`Request::MoveBegin`] for the piece `moving` was answered): runs something that has the way to the
+    /// engine for itself, and gives it the means to have [`Request::MoveCopy`] done, which says whether it was. That takes no lock,
+    /// allocates nothing, and touches no memory of `moving`. False, and nothing was run, if there is no such way.
+    fn exclusively(&self, _moving: &Range<u64>, _run: &mut dyn FnMut(&mut dyn FnMut() -> bool)) -> bool {
         false
     }
 

@@ -168,6 +168,17 @@ impl GuardedMapping {
         self.guard.0.broken.load(Relaxed)
     }
 
+    /// What an access touches besides the mapping's bytes: addresses and lengths.
+    pub fn own_parts(&self) -> [(usize, usize); 2] {
+        [((&raw const *self).addr(), size_of::<Self>()), ((&raw const *self.guard.0).addr(), size_of::<Slot>())]
+    }
+
+    /// Where `length` bytes from `offset` on lie, if all of them do.
+    pub(crate) fn place(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(length as u64).filter(|&end| end <= self.bytes());
+        end.map(|_| self.mapping.as_ptr().wrapping_add(offset as usize))
+    }
+
     /// Lets go of the file's memory, as if it had been truncated: the mapping is broken from now on.
     pub fn give_up(&self) {
         let start = self.mapping.as_ptr().addr();

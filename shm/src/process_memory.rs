@@ -15,7 +15,7 @@
 use std::fs;
 use std::hint;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +23,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, open, openat};
+use nix::libc;
 use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::sys::statfs::{FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::{pread, pwrite};
 
+use crate::guarded::GuardedMapping;
 use crate::vma::{Maps, Vma};
 
 /// Why a client's memory can't be reached.
@@ -217,6 +219,18 @@ impl ProcessMemory {
         let offset = i64::try_from(addr).map_err(|_| NotMapped)?;
         let wanted = out.len();
         if pread(&self.mem, out, offset) == Ok(wanted) { Ok(()) } else { Err(NotMapped) }
+    }
+
+    /// Copies bytes out of the process into a mapping, with no copy in between.
+    ///
+    /// # Errors
+    /// [`NotMapped`] also if the mapping has no page there, or ends before; a part may have been copied.
+    pub fn read_into(&self, addr: u64, length: usize, to: &GuardedMapping, offset: u64) -> Result<(), NotMapped> {
+        let at = i64::try_from(addr).map_err(|_| NotMapped)?;
+        let place = to.place(offset, length).ok_or(NotMapped)?;
+        // SAFETY: the bytes are `to`'s, which has no references into it; the kernel looks for the pages, as for any of ours.
+        let copied = unsafe { libc::pread(self.mem.as_raw_fd(), place.cast(), length, at) };
+        if usize::try_from(copied) == Ok(length) && !to.is_broken() { Ok(()) } else { Err(NotMapped) }
     }
 
     /// Copies bytes into the process.

@@ -20,7 +20,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::control::{MOVE_CHUNK_BYTES, Reply, Request, encode};
+use crate::control::{MOVE_CHUNK_BYTES, Request, encode};
 use crate::process_memory::OwnRange;
 use crate::vma::{Maps, Vma, file_identity};
 
@@ -267,8 +267,8 @@ impl Window<'_> {
         let _ = unsafe { uffd::wake(self.uffd, &raw mut range) };
     }
 
-    /// Moves the piece. `socket` is the control socket, which nobody else uses meanwhile; the engine has answered
-    /// [`Window::request`].
+    /// Moves the piece. The engine has answered [`Window::request`]; `copy` has it do the rest, as
+    /// [`Endpoint::exclusively`](crate::control::Endpoint::exclusively) says.
     ///
     /// # Errors
     /// [`MoveError`].
@@ -276,13 +276,10 @@ impl Window<'_> {
     /// # Panics
     /// Ends the process if the file can't be mapped in the end (there may be no more mappings), for then what peers write would not
     /// be seen.
-    pub fn run(mut self, socket: BorrowedFd<'_>) -> std::result::Result<(), MoveError> {
-        let (mut request, mut reply) = ([0; 16], [0; 16]);
-        let (request, done) = (message(&Request::MoveCopy, &mut request), message(&Reply::Done, &mut reply));
-        let (Some(request), Some(done)) = (request, done) else { return Err(MoveError::NotCopied) };
+    pub fn run(mut self, copy: &mut dyn FnMut() -> bool) -> std::result::Result<(), MoveError> {
         let lock = at_fork::lock();
         // Beyond this point: bare system calls only.
-        let outcome = self.exchange(socket.as_raw_fd(), request, done);
+        let outcome = self.exchange(copy);
         self.wake();
         // The pages are there again.
         if outcome.is_ok() {
@@ -294,14 +291,14 @@ impl Window<'_> {
         outcome
     }
 
-    fn exchange(&self, socket: RawFd, request: &[u8], done: &[u8]) -> std::result::Result<(), MoveError> {
+    fn exchange(&self, copy: &mut dyn FnMut() -> bool) -> std::result::Result<(), MoveError> {
         const DONTUNMAP: i32 = 4;
         let Self { from, length, scratch, alias, .. } = *self;
         let place = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // The pages go, contents and all, from the program's address to our own reservation.
         let taken = bare!(libc::SYS_mremap, from, length, length, place | DONTUNMAP, scratch);
         taken.map_err(MoveError::NotTaken)?;
-        if !ask(socket, request, done) {
+        if !copy() {
             // They come back.
             let _ = bare!(libc::SYS_mremap, scratch, length, length, place, from);
             return Err(MoveError::NotCopied);
@@ -327,16 +324,16 @@ impl Drop for Window<'_> {
     }
 }
 
-/// A message that the window needs, in a buffer of its own.
-fn message<'b, T: serde::Serialize>(message: &T, buffer: &'b mut [u8; 16]) -> Option<&'b [u8]> {
+/// A message in a buffer of its own.
+pub(crate) fn message<'b, T: serde::Serialize>(message: &T, buffer: &'b mut [u8; 16]) -> Option<&'b [u8]> {
     let bytes = encode(message).ok()?;
     let place = buffer.get_mut(..bytes.len())?;
     place.copy_from_slice(&bytes);
     Some(place)
 }
 
-/// Sends a request and waits for its answer: true if that is `expected`.
-fn ask(socket: RawFd, request: &[u8], expected: &[u8]) -> bool {
+/// Sends a request and waits for its answer: true if that is `expected`. Bare system calls.
+pub(crate) fn ask(socket: RawFd, request: &[u8], expected: &[u8]) -> bool {
     let null = std::ptr::null_mut::<libc::c_void>();
     // The buffer is ours and read only.
     let sent = bare!(libc::SYS_sendto, socket, request.as_ptr(), request.len(), libc::MSG_NOSIGNAL, null, 0);

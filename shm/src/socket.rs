@@ -1,6 +1,7 @@
 //! The control socket: one message a SOCK_SEQPACKET datagram, with file descriptors.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Mutex;
@@ -12,6 +13,7 @@ use nix::sys::socket::{
 };
 
 use crate::control::{self, CallError, Endpoint, FDS_MAX, MESSAGE_BYTES_MAX, Reply, Request};
+use crate::relocate;
 
 /// Two connected sockets of the kind that carries control messages.
 ///
@@ -117,10 +119,14 @@ impl Endpoint for SocketEndpoint {
         Ok((control::decode(bytes)?, fds))
     }
 
-    fn exclusively(&self, run: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
-        use std::os::fd::AsFd;
+    fn exclusively(&self, _moving: &Range<u64>, run: &mut dyn FnMut(&mut dyn FnMut() -> bool)) -> bool {
+        let (mut request, mut reply) = ([0; 16], [0; 16]);
+        let messages =
+            (relocate::message(&Request::MoveCopy, &mut request), relocate::message(&Reply::Done, &mut reply));
+        let (Some(request), Some(done)) = messages else { return false };
         let _alone = self.answer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        run(self.fd.as_fd());
+        let socket = self.fd.as_raw_fd();
+        run(&mut || relocate::ask(socket, request, done));
         true
     }
 }

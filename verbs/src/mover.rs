@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use shm::control::{MOVE_FILE_BYTES_MAX, Request};
+use shm::control::{MOVE_CELL_BYTES, MOVE_CHUNK_BYTES, MOVE_FILE_BYTES_MAX, Request};
 use shm::process_memory::OwnRange;
 use shm::relocate::{self, MoveFile, Relocator};
 
@@ -23,6 +23,10 @@ const BYTES_MIN: u64 = 1 << 20;
 const USE_FACTOR: u64 = 4;
 /// How often regions are looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// A chunk that takes longer is followed by a smaller one.
+const STALL_LONG: Duration = Duration::from_millis(4);
+/// A chunk that takes less is followed by a larger one.
+const STALL_SHORT: Duration = Duration::from_millis(1);
 /// Regions that are looked at in a tick: each takes a message.
 const LOOKS_MAX: usize = 32;
 
@@ -80,12 +84,8 @@ impl Mover {
             return;
         }
         let mover = context.own_process.mover.get_or_init(|| {
-            let started = if context.polled {
-                Err("the engine runs on the program's own thread".to_owned())
-            } else {
-                Self::start(context).map_err(|error| relocate::explain(&error))
-            };
-            started
+            Self::start(context)
+                .map_err(|error| relocate::explain(&error))
                 .inspect_err(|reason| context.own_process.tell(|| format!("memory stays where it is: {reason}")))
                 .ok()
         });
@@ -115,8 +115,38 @@ impl Drop for Mover {
     }
 }
 
+/// How much moves at a time. Who touches it waits for as long as that takes, which is a matter of the machine and of who else wants its
+/// cores: a smaller chunk needs less of them, and is less likely to lose its turn half-way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pace {
+    chunk_bytes: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { chunk_bytes: MOVE_CHUNK_BYTES / 4 }
+    }
+}
+
+impl Pace {
+    /// Where the chunk ends that begins at an address.
+    const fn end_of_chunk(self, addr: u64) -> u64 {
+        (addr / self.chunk_bytes + 1) * self.chunk_bytes
+    }
+
+    /// A chunk took so long.
+    fn took(&mut self, time: Duration) {
+        if time > STALL_LONG {
+            self.chunk_bytes = (self.chunk_bytes / 2).max(MOVE_CELL_BYTES);
+        } else if time < STALL_SHORT {
+            self.chunk_bytes = (self.chunk_bytes * 2).min(MOVE_CHUNK_BYTES);
+        }
+    }
+}
+
 /// Looks at the candidates in turns until the session ends.
 fn run(relocator: &Relocator, candidates: &Mutex<Vec<Candidate>>, context: &Weak<ContextInner>) {
+    let mut pace = Pace::default();
     loop {
         let has_some = !lock(candidates).is_empty();
         if has_some {
@@ -141,7 +171,7 @@ fn run(relocator: &Relocator, candidates: &Mutex<Vec<Candidate>>, context: &Weak
                 lock(candidates).push(candidate);
                 continue;
             }
-            let outcome = move_region(relocator, &context, &candidate);
+            let outcome = move_region(relocator, &context, &candidate, &mut pace);
             context.own_process.tell(|| outcome.unwrap_or_else(|error| format!("memory stays where it is: {error}")));
         }
     }
@@ -152,6 +182,7 @@ fn move_region(
     relocator: &Relocator,
     context: &Arc<ContextInner>,
     candidate: &Candidate,
+    pace: &mut Pace,
 ) -> Result<String, VerbsError> {
     let os = |call| move |error| VerbsError::Os { call, error };
     let start = Instant::now();
@@ -165,10 +196,15 @@ fn move_region(
         let mut file = MoveFile::new(bytes).map_err(os("making a file to move into"))?;
         context.call_with(&Request::MoveOpen { bytes }, &[file.fd()])?;
         for piece in batch {
-            if candidate.gone.load(Relaxed) {
-                break;
+            let mut at = piece.start;
+            while at < piece.end && !candidate.gone.load(Relaxed) {
+                let part = at..piece.end.min(pace.end_of_chunk(at));
+                at = part.end;
+                if let Some(time) = move_piece(relocator, context, candidate, &mut file, &part) {
+                    longest = longest.max(time);
+                    pace.took(time);
+                }
             }
-            longest = longest.max(move_piece(relocator, context, candidate, &mut file, piece).unwrap_or_default());
         }
         moved += file.bytes() - file.left();
     }
@@ -209,9 +245,9 @@ fn move_piece(
     let window = relocator.prepare(file, piece).ok()?;
     context.call(&window.request()).ok()?;
     let (mut window, mut outcome) = (Some(window), None);
-    context.endpoint.exclusively(&mut |socket| {
+    context.endpoint.exclusively(piece, &mut |copy| {
         let start = Instant::now();
-        outcome = window.take().map(|window| window.run(socket).map(|()| start.elapsed()));
+        outcome = window.take().map(|window| window.run(copy).map(|()| start.elapsed()));
     });
     match outcome {
         Some(Ok(time)) => Some(time),
@@ -220,5 +256,26 @@ fn move_piece(
             let _ = context.call(&Request::MoveAbandon);
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_shrink_while_they_take_long_and_grow_while_they_do_not() {
+        let mut pace = Pace::default();
+        let sizes = |pace: &mut Pace, millis: &[u64]| -> Vec<u64> {
+            let took = |&millis| {
+                pace.took(Duration::from_millis(millis));
+                pace.chunk_bytes >> 10
+            };
+            millis.iter().map(took).collect()
+        };
+        assert_eq!(sizes(&mut pace, &[0, 0, 0]), [1024, 2048, 2048]);
+        assert_eq!(sizes(&mut pace, &[2, 21, 5, 5, 5]), [2048, 1024, 512, 256, 256]);
+        assert_eq!(sizes(&mut pace, &[0, 2]), [512, 512]);
+        assert_eq!([0, (512 << 10) - 1, 512 << 10].map(|addr| pace.end_of_chunk(addr) >> 10), [512, 512, 1024]);
     }
 }

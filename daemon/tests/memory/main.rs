@@ -3,9 +3,11 @@
 
 mod again;
 mod moved;
+mod soak;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::Write as _;
@@ -17,7 +19,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use daemon::embedded::{ThreadedNode, engine_config, threaded_pair};
+use daemon::embedded::{engine_config, polled_pair, threaded_pair};
 use daemon::{IdlePolicy, LcoreSetup};
 use ferroce::control::{MrTier, Reply, Request};
 use ferroce::{
@@ -43,15 +45,27 @@ const PAGE: usize = 4096;
 struct Bed {
     a: Peer,
     b: Peer,
-    _nodes: [ThreadedNode; 2],
+    _nodes: Box<dyn Any + Send + Sync>,
 }
 
 impl Bed {
+    /// Engines with threads of their own.
     fn new() -> Self {
         let setup = LcoreSetup { cores: vec![None], idle: IdlePolicy::Adaptive };
         let nodes = threaded_pair(&engine_config("ferroce0"), [&setup, &setup]).unwrap();
-        let peer = |node: &ThreadedNode| Peer::new(Context::from_fd(node.connect().unwrap()).unwrap(), 4 << 20, 0);
-        let (a, b) = (peer(&nodes[0]), peer(&nodes[1]));
+        let contexts = [0, 1].map(|side: usize| Context::from_fd(nodes[side].connect().unwrap()).unwrap());
+        Self::of(contexts, Box::new(nodes))
+    }
+
+    /// Engines on the test's own thread.
+    fn polled() -> Self {
+        let nodes = polled_pair(&engine_config("ferroce0")).unwrap();
+        let contexts = [0, 1].map(|side: usize| Context::from_endpoint(nodes[side].connect().unwrap()).unwrap());
+        Self::of(contexts, Box::new(nodes))
+    }
+
+    fn of(contexts: [Context; 2], nodes: Box<dyn Any + Send + Sync>) -> Self {
+        let [a, b] = contexts.map(|context| Peer::new(context, 4 << 20, 0));
         connect(&a, &b);
         Self { a, b, _nodes: nodes }
     }
@@ -274,6 +288,91 @@ fn memory_that_may_only_be_read_is_read() {
     bed.a.region.read(0, &mut out).unwrap();
     assert_eq!(out[8..], 77u64.to_ne_bytes());
     assert_eq!(bed.write(0, 16, region.addr(), region.rkey()).status, WcStatus::RemAccessErr);
+}
+
+#[test]
+fn shared_memory_that_may_only_be_read_is_read_by_system_calls() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    let map = Map::new(4 * PAGE, MapFlags::MAP_SHARED).unwrap();
+    map.word(8).store(78, SeqCst);
+    let base = ptr::NonNull::new(map.0.cast::<c_void>()).unwrap();
+    // SAFETY: our own mapping.
+    unsafe { mprotect(base, map.1, ProtFlags::PROT_READ) }.unwrap();
+    let region = bed.register(map.0, map.1, AccessFlags::REMOTE_READ).unwrap();
+    assert_eq!(tier(&region), MrTier::Process);
+    assert!(bed.read(0, 16, region.addr(), region.rkey()).is_ok());
+    let mut out = [0; 16];
+    bed.a.region.read(0, &mut out).unwrap();
+    assert_eq!(out[8..], 78u64.to_ne_bytes());
+}
+
+#[test]
+fn shared_memory_that_is_unmapped_is_reached_until_it_is_registered_again() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    if shared_tier() != MrTier::Shared {
+        return;
+    }
+    let map = Map::new(4 * PAGE, MapFlags::MAP_SHARED).unwrap();
+    let (addr, length) = (map.0, map.1);
+    let region = bed.register(addr, length, RIGHTS).unwrap();
+    old_pages_until_registered_again(&bed, &region, map);
+    let refused = bed.register(addr, length, RIGHTS).unwrap_err();
+    assert!(matches!(refused, VerbsError::Refused { errno: 14, .. }), "{refused}");
+}
+
+/// A mapping whose region the engine has mapped is unmapped, and another takes its place.
+fn old_pages_until_registered_again(bed: &Bed, region: &ProcessRegion, map: Map) {
+    let (addr, length, there) = (map.0, map.1, map.0.addr() as u64);
+    map.word(PAGE).store(5, SeqCst);
+    let word = |region: &ProcessRegion| {
+        assert!(bed.read(0, 8, there + PAGE as u64, region.rkey()).is_ok());
+        let mut out = [0; 8];
+        bed.a.region.read(0, &mut out).unwrap();
+        u64::from_ne_bytes(out)
+    };
+    drop(map);
+    assert_eq!(word(region), 5, "as an adapter does");
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED_NOREPLACE;
+    // SAFETY: it replaces nothing.
+    let anew =
+        unsafe { mmap_anonymous(NonZeroUsize::new(addr.addr()), NonZeroUsize::new(length).unwrap(), BOTH, flags) };
+    let map = Map(anew.unwrap().as_ptr().cast(), length);
+    map.word(PAGE).store(6, SeqCst);
+    assert_eq!(word(region), 5);
+    let again = bed.register(addr, length, RIGHTS).unwrap();
+    assert_eq!(word(&again), 6);
+    bed.check(&again, addr);
+    assert_eq!(word(region), 5);
+}
+
+#[test]
+fn after_a_fork_the_region_is_the_parents_memory() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    for flags in [MapFlags::MAP_PRIVATE, MapFlags::MAP_SHARED] {
+        let map = Map::new(8 * PAGE, flags).unwrap();
+        let region = bed.register(map.0, map.1, RIGHTS).unwrap();
+        bed.check(&region, map.0);
+        let word = map.word(PAGE);
+        word.store(1, SeqCst);
+        // SAFETY: the child touches its memory and ends.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                word.store(9, SeqCst);
+                // SAFETY: it ends the child, and runs nothing of ours.
+                unsafe { libc::_exit(0) }
+            }
+            ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
+        }
+        let is_shared = flags == MapFlags::MAP_SHARED;
+        assert!(bed.read(0, 8, region.addr() + PAGE as u64, region.rkey()).is_ok());
+        let mut out = [0; 8];
+        bed.a.region.read(0, &mut out).unwrap();
+        assert_eq!(u64::from_ne_bytes(out), if is_shared { 9 } else { 1 });
+        bed.check(&region, map.0);
+    }
 }
 
 #[test]

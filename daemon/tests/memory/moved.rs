@@ -38,10 +38,20 @@ pub(super) fn use_until_moved(bed: &Bed, region: &ProcessRegion) {
 
 #[test]
 fn no_write_of_the_program_or_of_a_peer_is_lost_while_memory_moves() {
-    const WRITERS: usize = 2;
     let _alone = ONE_AT_A_TIME.lock();
-    let bed = Bed::new();
-    if !let_move(&bed) {
+    no_write_is_lost(&Bed::new());
+}
+
+#[test]
+fn no_write_is_lost_while_memory_of_an_engine_on_the_programs_own_thread_moves() {
+    let _alone = ONE_AT_A_TIME.lock();
+    no_write_is_lost(&Bed::polled());
+}
+
+/// Threads of the program and the peer count in memory that moves, and nothing of it is missing in the end.
+fn no_write_is_lost(bed: &Bed) {
+    const WRITERS: usize = 2;
+    if !let_move(bed) {
         return;
     }
     let map = Map::new(8 << 20, MapFlags::MAP_PRIVATE).unwrap();
@@ -90,12 +100,14 @@ fn no_write_of_the_program_or_of_a_peer_is_lost_while_memory_moves() {
             assert!(Instant::now() < end, "{:?}: {:?}", region.query_use(), log_lines());
             let sge: [Sge; 1] = [bed.a.region.sge(0, 8).unwrap()];
             let there = map.0.addr() as u64 + peer_word(page) as u64;
-            assert!(bed.run(&SendWr::atomic_faa(3, &sge, there, region.rkey(), 1)).is_ok());
+            let done = bed.run(&SendWr::atomic_faa(3, &sge, there, region.rkey(), 1));
+            assert!(done.is_ok(), "{} for page {page}: {:?}", done.status, log_lines());
             adds[page] += 1;
             page = (page + 1) % pages;
             if page % 64 == 0 {
                 let from = region.addr() + (page as u64 * PAGE as u64) % (7 << 20);
-                assert!(bed.read(1 << 20, 1 << 20, from, region.rkey()).is_ok());
+                let done = bed.read(1 << 20, 1 << 20, from, region.rkey());
+                assert!(done.is_ok(), "{} from {from:#x}: {:?}", done.status, log_lines());
             }
             left = match left {
                 Some(left) => Some(left - 1),
@@ -207,4 +219,100 @@ fn what_an_allocator_has_moved_can_grow_and_be_freed() {
     std::mem::forget(map);
     assert_eq!((grown.word(0).load(SeqCst), grown.word(grown.1 - 8).load(SeqCst)), (5, 0));
     grown.word(grown.1 - 8).store(1, SeqCst);
+}
+
+#[test]
+fn regions_that_overlap_move_together_and_each_by_its_own_rights() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    if !let_move(&bed) {
+        return;
+    }
+    let map = Map::new(4 << 20, MapFlags::MAP_PRIVATE).unwrap();
+    let whole = bed.register(map.0, map.1, RIGHTS).unwrap();
+    let part = bed.register(map.0.wrapping_add(PAGE + 5), 70_001, RIGHTS).unwrap();
+    let weak = bed.register(map.0, map.1, AccessFlags::REMOTE_READ).unwrap();
+    use_until_moved(&bed, &whole);
+    for region in [&part, &weak] {
+        let used = region.query_use().unwrap();
+        assert_eq!((used.tier, used.mapped_bytes), (MrTier::Moved, region.length()));
+    }
+    bed.check(&part, map.0.wrapping_add(PAGE + 5));
+    bed.check(&whole, map.0);
+    assert!(bed.read(0, 64, weak.addr(), weak.rkey()).is_ok());
+    whole.dereg().unwrap();
+    bed.check(&part, map.0.wrapping_add(PAGE + 5));
+    assert_eq!(bed.write(0, 64, weak.addr(), weak.rkey()).status, WcStatus::RemAccessErr);
+}
+
+#[test]
+fn what_has_moved_and_is_unmapped_is_reached_until_it_is_registered_again() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    if !let_move(&bed) {
+        return;
+    }
+    let map = Map::new(4 << 20, MapFlags::MAP_PRIVATE).unwrap();
+    let region = bed.register(map.0, map.1, RIGHTS).unwrap();
+    use_until_moved(&bed, &region);
+    old_pages_until_registered_again(&bed, &region, map);
+}
+
+#[test]
+fn what_can_not_move_is_served_as_before() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    if !let_move(&bed) {
+        return;
+    }
+    // Two MiB that move, a file, and pages that may only be read.
+    let map = Map::new(6 << 20, MapFlags::MAP_PRIVATE).unwrap();
+    let (file_at, fixed_at) = (map.0.wrapping_add(2 << 20), map.0.wrapping_add(4 << 20));
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(2 << 20).unwrap();
+    let (place, length) = (NonZeroUsize::new(file_at.addr()), NonZeroUsize::new(2 << 20).unwrap());
+    // SAFETY: it replaces a part of our own mapping, which nobody uses.
+    unsafe { mmap(place, length, BOTH, MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED, &file, 0) }.unwrap();
+    map.word(5 << 20).store(11, SeqCst);
+    let base = ptr::NonNull::new(fixed_at.cast::<c_void>()).unwrap();
+    // SAFETY: our own mapping.
+    unsafe { mprotect(base, 2 << 20, ProtFlags::PROT_READ) }.unwrap();
+    let region = bed.register(map.0, map.1, RIGHTS).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while region.query_use().unwrap().mapped_bytes < 2 << 20 {
+        assert!(Instant::now() < end, "{:?}: {:?}", region.query_use(), log_lines());
+        for piece in 0..6u64 {
+            assert!(bed.read(0, 1 << 20, region.addr() + (piece << 20), region.rkey()).is_ok());
+        }
+    }
+    assert_eq!(region.query_use().unwrap().mapped_bytes, 2 << 20);
+    let data = pattern(3 << 20);
+    bed.a.region.write(0, &data).unwrap();
+    assert!(bed.write(0, 3 << 20, region.addr() + (1 << 20), region.rkey()).is_ok());
+    assert!(bytes(map.0.wrapping_add(1 << 20), 3 << 20) == data, "from moved memory into the file's");
+    assert!(bed.read(0, 8, region.addr() + (5 << 20), region.rkey()).is_ok());
+    let mut out = [0; 8];
+    bed.a.region.read(0, &mut out).unwrap();
+    assert_eq!(out, 11u64.to_ne_bytes());
+}
+
+#[test]
+fn the_stack_of_a_thread_moves_under_its_feet() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let bed = Bed::new();
+    if !let_move(&bed) {
+        return;
+    }
+    let on_stack = |bed: &Bed| {
+        let mut array = std::hint::black_box([0u8; 3 << 20]);
+        let at = array.as_mut_ptr();
+        let region = bed.register(at, 3 << 20, RIGHTS).unwrap();
+        use_until_moved(bed, &region);
+        bed.check(&region, at);
+        region.dereg().unwrap();
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(16 << 20);
+        thread.spawn_scoped(scope, || on_stack(&bed)).unwrap().join().unwrap();
+    });
 }

@@ -18,7 +18,7 @@ use crate::mr::process::{ProcessRange, SharedPiece};
 /// Shared mappings of a process that are mapped here at a time. What is over it is reached by system calls.
 const SHARED_MAX: usize = 256;
 /// Mappings that are looked at for one region; what lies behind them is reached by system calls.
-const PIECES_MAX: usize = 16;
+const PIECES_MAX: usize = 128;
 
 /// The client's process, once it gave us its memory.
 pub(super) struct Process {
@@ -116,6 +116,15 @@ impl Process {
     }
 }
 
+impl Process {
+    /// All pages have been copied.
+    fn end_move(&mut self) {
+        let Some(chunk) = self.moving.take() else { return };
+        // A file that is full is its regions'.
+        self.file.take_if(|file| chunk.offset_of(chunk.range().end) == file.bytes());
+    }
+}
+
 /// Where a chunk goes.
 pub(super) struct Move {
     pub(super) addr: u64,
@@ -177,9 +186,7 @@ impl Session {
         if chunk.copy_all(&process.memory).is_err() {
             return refuse(errno::EFAULT, "a page that moves is neither at its address nor at its scratch address");
         }
-        // A file that is full is its regions'.
-        process.file.take_if(|file| chunk.offset_of(chunk.range().end) == file.bytes());
-        process.moving = None;
+        process.end_move();
         Ok(Reply::Done)
     }
 
@@ -217,7 +224,7 @@ impl Control {
         };
         let of_key = |&key: &u32| self.mrs.get(key).and_then(|entry| entry.backing.process());
         let backings = || keys.iter().filter_map(of_key);
-        if !backings().all(|backing| backing.can_move(range.start)) {
+        if !backings().all(|backing| backing.can_move(&range)) {
             return refuse(errno::EBUSY, "part of it has moved already");
         }
         let chunk = Arc::new(MovedChunk::new(range, plan.scratch, Arc::clone(file), plan.offset));
@@ -230,6 +237,32 @@ impl Control {
         }
         process.moving = Some(chunk);
         Ok(Reply::Done)
+    }
+
+    /// Runs something while a session's chunk is on its way from our own process's addresses `moving`, and gives it the means to copy the
+    /// pages, which says whether they were: it allocates nothing, takes no lock, and touches nothing at `moving`. False, and nothing
+    /// was run, if there is no such chunk, or if it would.
+    pub fn while_moving(
+        &mut self,
+        session: u32,
+        moving: &Range<u64>,
+        run: &mut dyn FnMut(&mut dyn FnMut() -> bool),
+    ) -> bool {
+        let process = self.sessions.get_mut(&session).and_then(|session| session.process.as_mut());
+        let Some(process) = process else { return false };
+        let (Some(chunk), memory) = (process.moving.clone(), Arc::clone(&process.memory)) else { return false };
+        if chunk.lies_in(&memory, moving) {
+            return false;
+        }
+        let mut is_done = false;
+        run(&mut || {
+            is_done = chunk.copy_all(&memory).is_ok();
+            is_done
+        });
+        if is_done {
+            process.end_move();
+        }
+        true
     }
 
     /// How a region is reached.

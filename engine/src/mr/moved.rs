@@ -19,13 +19,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
-use shm::guarded::{Broken, GuardedMapping};
+use shm::guarded::GuardedMapping;
 use shm::process_memory::{NotMapped, ProcessMemory};
 
 use super::process::Target;
 
 /// Pages that are moved.
 pub(crate) const PAGE: u64 = 4096;
+
+/// Pages that are copied at a time: others wait that long for one of them.
+const RUN_PAGES: usize = 16;
 
 /// The page is where it was.
 const STAYS: u8 = 0;
@@ -100,12 +103,14 @@ impl MovedChunk {
         }
     }
 
-    /// Brings a page that we hold from scratch into the file.
-    fn bring(&self, memory: &ProcessMemory, page: usize) -> Result<(), NotMapped> {
+    /// Brings pages that we hold from scratch into the file, and lets go of them.
+    fn bring(&self, memory: &ProcessMemory, page: usize, count: usize) -> Result<(), NotMapped> {
         let at = page as u64 * PAGE;
-        let mut bytes = [0; PAGE as usize];
-        memory.read(self.scratch + at, &mut bytes)?;
-        self.mapping.write(self.offset + at, &bytes).map_err(|Broken| NotMapped)
+        let brought = memory.read_into(self.scratch + at, count * PAGE as usize, &self.mapping, self.offset + at);
+        for page in page..page + count {
+            self.release(page, if brought.is_ok() { COPIED } else { STAYS });
+        }
+        brought
     }
 
     /// Accesses `length` bytes at `addr`, which lie in the chunk. True if it was done; false if it is to be done by system call at
@@ -152,9 +157,7 @@ impl MovedChunk {
             self.release(page, STAYS);
             return Ok(());
         }
-        let brought = self.bring(memory, page);
-        self.release(page, if brought.is_ok() { COPIED } else { STAYS });
-        brought?;
+        self.bring(memory, page, 1)?;
         touch(self.in_file(at))
     }
 
@@ -163,16 +166,30 @@ impl MovedChunk {
     /// # Errors
     /// [`NotMapped`] if a page is not to be had, or the file lost one: the chunk is as it was.
     pub(crate) fn copy_all(&self, memory: &ProcessMemory) -> Result<(), NotMapped> {
-        for page in 0..self.pages.len() {
-            if self.hold(page)? {
-                let brought = self.bring(memory, page);
-                self.release(page, if brought.is_ok() { COPIED } else { STAYS });
-                brought?;
+        let mut page = 0;
+        while page < self.pages.len() {
+            // Who holds a page waits for no other, so we may hold several.
+            let mut count = 0;
+            while count < RUN_PAGES && page + count < self.pages.len() && self.hold(page + count)? {
+                count += 1;
             }
+            if count > 0 {
+                self.bring(memory, page, count)?;
+            }
+            page += count.max(1);
         }
         // PAIRS WITH: the loads in `is_done` and `access`.
         self.done.store(true, Release);
         Ok(())
+    }
+
+    /// True if a part of what [`copy_all`](Self::copy_all) touches lies at the process's addresses `range`, if it is our own process.
+    pub(crate) fn lies_in(self: &Arc<Self>, memory: &Arc<ProcessMemory>, range: &Range<u64>) -> bool {
+        let [mapping, guard] = self.mapping.own_parts();
+        let pages = (self.pages.as_ptr().addr(), self.pages.len());
+        let (chunk, memory) = (Arc::as_ptr(self).addr(), Arc::as_ptr(memory).addr());
+        let own = [mapping, guard, pages, (chunk, size_of::<Self>()), (memory, size_of::<ProcessMemory>())];
+        own.iter().any(|&(start, length)| (start as u64) < range.end && range.start < (start + length) as u64)
     }
 
     /// True if some page is in the file already: the move can't be called off.

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
-use shm::control::{MOVE_CHUNK_BYTES, MrTier};
+use shm::control::{MOVE_CELL_BYTES, MrTier};
 use shm::guarded::{Broken, GuardedMapping};
 use shm::process_memory::{NotMapped, ProcessMemory};
 use shm::vma::Vma;
@@ -60,7 +60,7 @@ pub struct ProcessRange {
     range: Range<u64>,
     /// By rising address; none overlap.
     shared: Box<[SharedPiece]>,
-    /// A place for each piece of [`MOVE_CHUNK_BYTES`] of the address space that the region has a part of; made when the first of
+    /// A place for each piece of [`MOVE_CELL_BYTES`] of the address space that the region has a part of; made when the first of
     /// them moves.
     moved: OnceLock<Box<[OnceLock<Arc<MovedChunk>>]>>,
     /// Bytes that went by system call: whether a move would pay.
@@ -68,7 +68,7 @@ pub struct ProcessRange {
 }
 
 const fn cell(addr: u64) -> u64 {
-    addr / MOVE_CHUNK_BYTES
+    addr / MOVE_CELL_BYTES
 }
 
 impl ProcessRange {
@@ -97,8 +97,12 @@ impl ProcessRange {
     pub(crate) fn tier(&self) -> (MrTier, u64) {
         let shared: u64 =
             self.shared.iter().filter(|piece| !piece.mapping.is_broken()).map(|p| p.part.end - p.part.start).sum();
-        let chunks = self.moved.get().into_iter().flatten().filter_map(OnceLock::get).filter(|chunk| chunk.is_done());
-        let moved: u64 = chunks.map(|chunk| length(&common(&chunk.range(), &self.range))).sum();
+        let cells = self.moved.get().into_iter().flatten().filter_map(OnceLock::get);
+        // A chunk may have several cells.
+        let mut last = None;
+        let chunks = cells.filter(|chunk| last.replace(Arc::as_ptr(chunk)) != Some(Arc::as_ptr(chunk)));
+        let done = chunks.filter(|chunk| chunk.is_done());
+        let moved: u64 = done.map(|chunk| length(&common(&chunk.range(), &self.range))).sum();
         let tier = match (shared, moved) {
             (_, 1..) => MrTier::Moved,
             (1.., 0) => MrTier::Shared,
@@ -123,16 +127,20 @@ impl ProcessRange {
         let count = cell(self.range.end - 1) - first + 1;
         let cells = self.moved.get_or_init(|| (0..count).map(|_| OnceLock::new()).collect());
         // One chunk a cell: what was given up stays as it is.
-        let place = usize::try_from(cell(range.start) - first).ok().and_then(|at| cells.get(at));
-        place.is_some_and(|place| place.set(Arc::clone(chunk)).is_ok())
+        let place = |cell: u64| usize::try_from(cell - first).ok().and_then(|at| cells.get(at));
+        let set = |cell| place(cell).is_some_and(|place| place.set(Arc::clone(chunk)).is_ok());
+        (cell(range.start)..=cell(range.end - 1)).fold(true, |all, cell| set(cell) && all)
     }
 
-    /// True if no chunk has the cell of `addr` yet.
-    pub(crate) fn can_move(&self, addr: u64) -> bool {
+    /// True if no chunk has the cells of `addresses` yet.
+    pub(crate) fn can_move(&self, addresses: &Range<u64>) -> bool {
+        let range = common(addresses, &self.range);
+        let Some(cells) = self.moved.get().filter(|_| !range.is_empty()) else { return true };
         let first = cell(self.range.start);
-        let Some(cells) = self.moved.get() else { return true };
-        let at = cell(addr).checked_sub(first).and_then(|at| usize::try_from(at).ok());
-        at.and_then(|at| cells.get(at)).is_none_or(|place| place.get().is_none())
+        (cell(range.start)..=cell(range.end - 1)).all(|cell| {
+            let place = usize::try_from(cell - first).ok().and_then(|at| cells.get(at));
+            place.is_none_or(|place| place.get().is_none())
+        })
     }
 
     /// How the byte at `addr` is reached, and up to which address that holds.
@@ -149,7 +157,6 @@ impl ProcessRange {
             }
         }
         let Some(cells) = self.moved.get() else { return (Place::Process, until) };
-        until = until.min((cell(addr) + 1) * MOVE_CHUNK_BYTES);
         let at = usize::try_from(cell(addr) - cell(self.range.start)).ok();
         if let Some(chunk) = at.and_then(|at| cells.get(at)).and_then(OnceLock::get) {
             let Range { start, end } = chunk.range();
@@ -160,7 +167,7 @@ impl ProcessRange {
                 until = until.min(start);
             }
         }
-        (Place::Process, until)
+        (Place::Process, until.min((cell(addr) + 1) * MOVE_CELL_BYTES))
     }
 
     /// Does an access piece by piece. `touch` is given where some bytes are, and which of the access's bytes they are.
