@@ -3,6 +3,9 @@
 //! The engine handles a frame as soon as it takes it, so what waits lies in front of it: in the device's receive queue, and in what
 //! other lcores have put down. Whoever owns these says how many frames they are; of which priorities they are nobody knows before
 //! they are taken. They are taken to be of the same mix as the frames that came since the owner last spoke.
+//!
+//! Frames that came before their turn are taken and wait all the same, until what is missing comes. They count for as long as
+//! others wait in front of the engine. When none do any more, what is missing is not among them: it must be let come.
 
 use shm::qos::{PRIORITY_COUNT, QosNumbers, QosSettings};
 
@@ -17,6 +20,17 @@ pub struct Backlog {
     pub frames: u32,
     /// How many there can be.
     pub capacity: u32,
+}
+
+/// Frames that came before their turn, and are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Early {
+    /// How many there are of each priority.
+    pub(crate) held: [u32; PRIORITY_COUNT],
+    /// How many more there can be.
+    pub(crate) room: usize,
+    /// How many there can be in all.
+    pub(crate) capacity: usize,
 }
 
 /// The pauses that we ask the peer for.
@@ -72,7 +86,12 @@ impl Pausing {
     }
 
     /// The owner's word.
-    pub(super) fn handle(&mut self, backlog: Backlog, counters: &mut [PriorityCounters; PRIORITY_COUNT]) {
+    pub(super) fn handle(
+        &mut self,
+        backlog: Backlog,
+        early: &Early,
+        counters: &mut [PriorityCounters; PRIORITY_COUNT],
+    ) {
         let mut mix = [0; PRIORITY_COUNT];
         for ((new, seen), counted) in mix.iter_mut().zip(&mut self.seen).zip(counters.iter()) {
             *new = counted.rx_packets - std::mem::replace(seen, counted.rx_packets);
@@ -81,8 +100,12 @@ impl Pausing {
         let headroom = self.numbers.pfc_headroom_frames;
         // A queue that is no longer than the headroom never has it.
         let is_tight = headroom < backlog.capacity && backlog.frames.saturating_add(headroom) > backlog.capacity;
+        // Without room the next that are early are dropped, and the peer sends them again.
+        let is_pool_tight = early.room < headroom as usize && (headroom as usize) < early.capacity;
         for priority in bits(self.governed) {
-            let waiting = u64::from(backlog.frames) * mix[priority] / total;
+            let held = if backlog.frames > 0 { early.held[priority] } else { 0 };
+            let waiting = u64::from(backlog.frames) * mix[priority] / total + u64::from(held);
+            let is_tight = is_tight || (is_pool_tight && held > 0);
             let bit = 1 << priority;
             if self.wanted & bit == 0 {
                 let is_full = waiting >= u64::from(self.numbers.pfc_xoff_frames);

@@ -18,6 +18,7 @@ use std::fmt;
 use shm::qos::{PRIORITY_COUNT, QosSettings};
 
 pub use backlog::Backlog;
+pub(crate) use backlog::Early;
 use backlog::Pausing;
 pub(crate) use lane::{Lane, LaneSet, PriorityMap};
 use pauses::{Pauses, bits};
@@ -197,8 +198,8 @@ impl PortQos {
     }
 
     /// The owner's word on its backlog.
-    pub(crate) fn handle_backlog(&mut self, now: Time, backlog: Backlog) {
-        self.pausing.handle(backlog, &mut self.counters);
+    pub(crate) fn handle_backlog(&mut self, now: Time, backlog: Backlog, early: &Early) {
+        self.pausing.handle(backlog, early, &mut self.counters);
         self.note_standstills(now);
     }
 

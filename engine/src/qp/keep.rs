@@ -1,5 +1,6 @@
 //! Packets that came before their turn: copied into a pool that all QPs of a shard share, until what is missing has come.
 
+use shm::qos::PRIORITY_COUNT;
 use wire::{Frame, Psn};
 
 use super::psn_set::{PsnSet, WINDOW, place};
@@ -8,12 +9,24 @@ use super::psn_set::{PsnSet, WINDOW, place};
 /// 4; IPv4 may have 40 bytes of options.
 const FRAME_BYTES: usize = 4224;
 
+/// Where a frame came in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Origin {
+    /// Port, from 0.
+    pub(crate) port: u8,
+    /// Priority of its frame.
+    pub(crate) priority: u8,
+}
+
 /// Room for frames, all of it there from the start.
 #[derive(Debug)]
 pub(crate) struct KeepPool {
     storage: Vec<u8>,
     lengths: Vec<u16>,
+    origins: Vec<Origin>,
     free: Vec<u16>,
+    /// Frames in it, by port and priority.
+    held: Vec<[u32; PRIORITY_COUNT]>,
 }
 
 /// The pool's memory while a frame in it is handled: what handles it has the rest of the shard in its hands.
@@ -21,18 +34,20 @@ pub(crate) struct KeepPool {
 pub(crate) struct Lent(Vec<u8>);
 
 impl KeepPool {
-    /// Room for `packets` frames, 65,535 at most.
-    pub(crate) fn new(packets: u32) -> Self {
+    /// Room for `packets` frames, 65,535 at most, of so many ports.
+    pub(crate) fn new(packets: u32, port_count: usize) -> Self {
         let count = u16::try_from(packets).unwrap_or(u16::MAX);
         Self {
             storage: vec![0; usize::from(count) * FRAME_BYTES],
             lengths: vec![0; usize::from(count)],
+            origins: vec![Origin::default(); usize::from(count)],
             free: (0..count).rev().collect(),
+            held: vec![[0; PRIORITY_COUNT]; port_count],
         }
     }
 
     /// Copies a frame. `None` if there is no room, or the frame is longer than any that a QP takes.
-    fn put(&mut self, bytes: &[u8]) -> Option<u16> {
+    fn put(&mut self, bytes: &[u8], origin: Origin) -> Option<u16> {
         if bytes.len() > FRAME_BYTES {
             return None;
         }
@@ -40,12 +55,29 @@ impl KeepPool {
         let at = usize::from(id) * FRAME_BYTES;
         self.storage.get_mut(at..at + bytes.len())?.copy_from_slice(bytes);
         *self.lengths.get_mut(usize::from(id))? = bytes.len() as u16;
+        *self.origins.get_mut(usize::from(id))? = origin;
+        if let Some(held) = self.held_from(origin) {
+            *held += 1;
+        }
         self.free.pop()
     }
 
     fn release(&mut self, id: u16) {
+        let origin = self.origins.get(usize::from(id)).copied().unwrap_or_default();
+        if let Some(held) = self.held_from(origin) {
+            *held -= 1;
+        }
         // As many as there are ids: no push allocates.
         self.free.push(id);
+    }
+
+    fn held_from(&mut self, origin: Origin) -> Option<&mut u32> {
+        self.held.get_mut(usize::from(origin.port))?.get_mut(usize::from(origin.priority))
+    }
+
+    /// Frames in it that came in on a port, by priority.
+    pub(crate) fn held(&self, port: u8) -> [u32; PRIORITY_COUNT] {
+        self.held.get(usize::from(port)).copied().unwrap_or_default()
     }
 
     /// Lends the memory; the pool takes no frame until it is back.
@@ -59,8 +91,13 @@ impl KeepPool {
         self.release(kept.id);
     }
 
+    /// Frames that there is room for in all.
+    pub(crate) fn capacity(&self) -> usize {
+        self.lengths.len()
+    }
+
     /// Frames that it still has room for.
-    fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.free.len()
     }
 
@@ -114,7 +151,14 @@ impl KeptRing {
     }
 
     /// Keeps the packet `psn`, where `waited` is the PSN that is waited for.
-    pub(super) fn keep(&mut self, pool: &mut KeepPool, waited: Psn, psn: Psn, bytes: &[u8]) -> Keeping {
+    pub(super) fn keep(
+        &mut self,
+        pool: &mut KeepPool,
+        waited: Psn,
+        psn: Psn,
+        bytes: &[u8],
+        origin: Origin,
+    ) -> Keeping {
         let ahead = psn.distance_from(waited);
         if ahead < 0 || ahead.cast_unsigned() >= WINDOW {
             return Keeping::NoRoom;
@@ -126,7 +170,7 @@ impl KeptRing {
         if self.set.count() as usize >= pool.room() {
             return Keeping::NoRoom;
         }
-        let Some(id) = pool.put(bytes) else { return Keeping::NoRoom };
+        let Some(id) = pool.put(bytes, origin) else { return Keeping::NoRoom };
         self.ids[place(psn)] = id;
         self.set.insert(psn);
         Keeping::Kept
@@ -160,34 +204,37 @@ mod tests {
 
     #[test]
     fn a_pool_gives_no_more_than_it_has_and_gets_all_back() {
-        let mut pool = KeepPool::new(5);
+        let mut pool = KeepPool::new(5, 2);
+        let origin = Origin { port: 1, priority: 3 };
         let mut ring = KeptRing::new();
         let waited = Psn::new(Psn::MASK);
-        let mut keep = |pool: &mut KeepPool, offset: u32| ring.keep(pool, waited, waited.add(offset), &[7; 100]);
+        let mut keep = |pool: &mut KeepPool, offset: u32| ring.keep(pool, waited, waited.add(offset), &[7; 100], origin);
         assert_eq!(keep(&mut pool, 2), Keeping::Kept);
         assert_eq!(keep(&mut pool, 2), Keeping::Twice);
         assert_eq!(keep(&mut pool, WINDOW), Keeping::NoRoom, "beyond the window");
         assert_eq!(keep(&mut pool, WINDOW - 1), Keeping::Kept);
         assert_eq!(keep(&mut pool, 5), Keeping::Kept);
         assert_eq!(keep(&mut pool, 6), Keeping::NoRoom, "the rest is for others");
-        assert_eq!(ring.keep(&mut pool, waited, waited.add(7), &[0; FRAME_BYTES + 1]), Keeping::NoRoom);
+        assert_eq!(ring.keep(&mut pool, waited, waited.add(7), &[0; FRAME_BYTES + 1], origin), Keeping::NoRoom);
+        assert_eq!((pool.held(0), pool.held(1)), ([0; 8], [0, 0, 0, 3, 0, 0, 0, 0]));
         assert!(ring.take(&pool, waited, waited.add(1)).is_none(), "none is due");
         let kept = ring.take(&pool, waited, waited.add(2)).unwrap();
         assert_eq!(kept.length, 100);
         let lent = pool.lend();
         pool.take_back(lent, kept);
-        assert_eq!(pool.used(), 2);
+        assert_eq!((pool.used(), pool.held(1)[3]), (2, 2));
         assert_eq!(ring.clear(&mut pool), 2);
-        assert_eq!(pool.used(), 0);
+        assert_eq!((pool.used(), pool.held(1)[3]), (0, 0));
     }
 
     #[test]
     fn those_who_give_nothing_back_leave_something_to_others() {
-        let (mut pool, waited) = (KeepPool::new(100), Psn::new(0));
+        let (mut pool, waited) = (KeepPool::new(100, 1), Psn::new(0));
         let shares: Vec<usize> = (0..8)
             .map(|_| {
                 let mut ring = KeptRing::new();
-                let all = (1..WINDOW).map(|offset| ring.keep(&mut pool, waited, waited.add(offset), &[7; 100]));
+                let origin = Origin::default();
+                let all = (1..WINDOW).map(|offset| ring.keep(&mut pool, waited, waited.add(offset), &[7; 100], origin));
                 all.filter(|&keeping| keeping == Keeping::Kept).count()
             })
             .collect();

@@ -80,10 +80,10 @@ impl Qp {
             // IBTA 9.7.5.1.3: after an RNR NAK the peer sends all of it again.
             return;
         }
-        let keeping =
-            self.body.kept.as_mut().map_or(Keeping::NoRoom, |kept| {
-                kept.keep(&mut env.keep, self.resp.epsn, frame.bth().psn, frame.bytes())
-            });
+        let origin = env.origin(self.port, frame);
+        let keeping = self.body.kept.as_mut().map_or(Keeping::NoRoom, |kept| {
+            kept.keep(&mut env.keep, self.resp.epsn, frame.bth().psn, frame.bytes(), origin)
+        });
         match keeping {
             Keeping::Kept => env.counters.kept_requests += 1,
             Keeping::Twice => env.counters.duplicate_request += 1,

@@ -260,9 +260,9 @@ impl Qp {
             self.take_kept(env);
             return;
         }
-        let una = self.req.una_psn;
+        let (una, origin) = (self.req.una_psn, env.origin(self.port, frame));
         let Some(board) = &mut self.body.board else { return };
-        match board.kept.keep(&mut env.keep, una, psn, frame.bytes()) {
+        match board.kept.keep(&mut env.keep, una, psn, frame.bytes(), origin) {
             Keeping::Kept => {
                 board.lost.remove(psn);
                 env.counters.kept_responses += 1;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use shm::control::AsyncEvent;
 use shm::layout::{Cqe, Sge};
 use shm::ring::BadIndex;
+use wire::Frame;
 use wire::buf::Dest;
 
 use crate::QPN_INDEX_MASK;
@@ -20,7 +21,7 @@ use crate::mr::MrTable;
 use crate::neigh::{NeighPacket, NeighTable};
 use crate::post_mortem::BreakQueue;
 use crate::qos::{Lane, PortQos};
-use crate::qp::keep::KeepPool;
+use crate::qp::keep::{KeepPool, Origin};
 use crate::ready::{Output, ReadyQueues};
 use crate::srq::{Srq, SrqRecv, XrcPlace};
 use crate::time::Time;
@@ -84,6 +85,12 @@ impl Env {
                 port.counters.local_packets += 1;
             }
         }
+    }
+
+    /// Where a frame came in.
+    pub(crate) fn origin(&self, port: u8, frame: &Frame<'_>) -> Origin {
+        let priority = self.ports.get(usize::from(port)).map_or(0, |port| port.qos.map().of_frame(frame));
+        Origin { port, priority: priority as u8 }
     }
 
     /// Writes a completion. If the CQ overruns, its owner is told and the QPs on it break.

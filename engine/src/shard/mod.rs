@@ -93,7 +93,7 @@ impl Shard {
             now,
             transport: config.transport,
             recovery: config.recovery,
-            keep: KeepPool::new(config.recovery.kept_packets),
+            keep: KeepPool::new(config.recovery.kept_packets, config.ports.len()),
             mrs: MrTable::new(config.limits.max_mr),
             ahs: AhTable::default(),
             mcast: McastTable::default(),

@@ -5,7 +5,7 @@ use wire::{EtherType, EthernetRepr, PfcRepr};
 
 use super::{PortState, Shard};
 use crate::neigh::is_neighbour_packet;
-use crate::qos::{Backlog, Lane, PauseNotice};
+use crate::qos::{Backlog, Early, Lane, PauseNotice};
 use crate::time::Time;
 
 /// The lane of frames that have no IP header: priority 0, as they have no tag either.
@@ -46,11 +46,14 @@ impl Shard {
     }
 
     /// How many frames wait for this shard on a port, after those in hand are handled: the peer is told to pause if they are too many.
-    /// To be said once a turn where [`Shard::wants_backlog`] says so, frames or not.
+    /// Frames that came early, and are kept for their turn, count as well. To be said once a turn where [`Shard::wants_backlog`] says so,
+    /// frames or not.
     pub fn handle_backlog(&mut self, now: Time, port: u8, backlog: Backlog) {
         self.env.now = now;
+        let pool = &self.env.keep;
+        let early = Early { held: pool.held(port), room: pool.room(), capacity: pool.capacity() };
         if let Some(state) = self.env.ports.get_mut(usize::from(port)) {
-            state.qos.handle_backlog(now, backlog);
+            state.qos.handle_backlog(now, backlog, &early);
         }
     }
 

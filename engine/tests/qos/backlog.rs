@@ -1,6 +1,7 @@
 //! Pauses that we ask the peer for.
 
 use engine::Backlog;
+use engine::config::RecoveryConfig;
 use shm::attr::WrOpcode;
 use shm::qos::QosChange;
 
@@ -87,6 +88,49 @@ fn an_idle_port_releases_whom_it_paused() {
     take(&mut world, 0, 1);
     assert_eq!(say(&mut world, 300), [named(&[3], 0xffff)]);
     assert_eq!(say(&mut world, 0), [named(&[3], 0)]);
+}
+
+/// The peer sends 32 KiB of which the first packet is lost: host 0 keeps 31 packets. A frame that fills the hole comes back.
+fn keep_31(world: &mut World) -> Vec<u8> {
+    world.post(1, 0, WrOpcode::RdmaWrite, 1, 32 * 1_024);
+    let mut lost = None;
+    world.pair.exchange_with(|from, frame| {
+        if from == 1 && lost.is_none() {
+            lost = Some(frame);
+            return vec![];
+        }
+        // Its repeats come later, and its peer hears of nothing.
+        if lost.is_some() && from == 0 { vec![] } else { vec![frame] }
+    });
+    assert_eq!(world.pair.hosts[0].shard().counters().kept_requests, 31);
+    lost.unwrap()
+}
+
+#[test]
+fn what_is_kept_for_its_turn_counts_as_long_as_something_waits() {
+    let mut settings = with_pfc(&[3, 4]);
+    (settings.numbers.pfc_xoff_frames, settings.numbers.pfc_xon_frames) = (40, 10);
+    let mut world = World::new(settings, &[DSCP_3]);
+    let missing = keep_31(&mut world);
+    assert_eq!(say(&mut world, 8), NOTHING);
+    take(&mut world, 0, 0);
+    assert_eq!(say(&mut world, 8), [named(&[3], 0xffff)], "32 are kept, all of priority 3");
+    // The one that is missing must be let come.
+    assert_eq!(say(&mut world, 0), [named(&[3], 0)]);
+    world.receive(&missing);
+    assert_eq!(say(&mut world, 39), NOTHING, "none is kept any more");
+}
+
+#[test]
+fn a_pool_that_is_nearly_full_is_no_headroom() {
+    let recovery = RecoveryConfig { kept_packets: 100, ..RecoveryConfig::default() };
+    for (headroom, expected) in [(68, NOTHING.to_vec()), (70, vec![named(&[3], 0xffff)])] {
+        let mut qos = with_pfc(&[3, 4]);
+        qos.numbers.pfc_headroom_frames = headroom;
+        let mut world = World::with(HostOptions { qos, recovery, ..HostOptions::new(1) }, &[DSCP_3]);
+        keep_31(&mut world);
+        assert_eq!(say(&mut world, 1), expected, "there is room for 69 more");
+    }
 }
 
 #[test]
