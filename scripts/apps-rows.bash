@@ -93,6 +93,12 @@ row rstream_small 60 '/^custom/ { print $8, "us" }' 'rstream -S 64 -C 1 -I 500 -
 row riostream 60 "$rstream" 'riostream -S 100000 -C 50 -I 4 -T v -T b {-s} {@peer} -- peer'
 row riostream_poll 60 "$rstream" 'riostream -S 100000 -C 50 -I 4 -T v -T a {-s} {@peer} -- peer'
 row rcopy 60 '/bytes in/ { print $(NF - 1), "Gb/s" }' '[env --chdir=@work/there] {env --chdir=@work/here} rcopy {payload} {@peer} -- peer'
+# Datagrams. (Its server serves until it is stopped, by default at the loopback address.)
+udpong='/^custom/ { print $(NF - 1), "Gb/s" }'
+row udpong 60 "$udpong" 'udpong -S 1000 -C 1000 -T b [-b] [10.99.0.2] {-s} {@peer} -- peer'
+row udpong_echo 60 "$udpong" 'udpong -S 64 -C 1000 -T e [-b] [10.99.0.2] {-s} {@peer} -- peer'
+serves_on[udpong]=1
+serves_on[udpong_echo]=1
 # The same for programs that know nothing of RDMA: rdma-core's library takes their sockets to ours.
 # (The dynamic linker knows its place of libraries as $LIB.)
 preload='env LD_PRELOAD=/usr/$LIB/rsocket/librspreload.so'
@@ -122,5 +128,7 @@ row pyverbs 60 '/are right/ { print $1, "bytes" }' "/usr/bin/python3 -u $PWD/ver
 ready[pyverbs]=listening
 row mpirun 90 '/^time for/ { print $6 / $3 * 1e6, "us for a round" }' '!mpirun'
 
-# At the end: for a moment after the link came back, the kernel drops what is sent.
+# At the end: it gives the interfaces IPv6 addresses.
+row rstream_ipv6 60 "$rstream" '!rstream_ipv6'
+# And this: for a moment after the link came back, the kernel drops what is sent.
 row ibv_asyncwatch 60 '/event_type/ { events = events " " $2 } END { print substr(events, 2) }' '!watch_link'

@@ -268,7 +268,7 @@ fn a_port_where_nobody_listens_refuses() {
         scope.spawn(|| listener.accept().unwrap());
         assert_ne!(socket.poll(libc::POLLOUT, PATIENCE) & libc::POLLOUT, 0);
     });
-    assert_eq!(calls::rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0), -1);
+    assert_eq!(calls::rsocket(libc::AF_INET, libc::SOCK_SEQPACKET, 0), -1);
     assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
     assert_eq!(calls::rsocket(libc::AF_UNIX, libc::SOCK_STREAM, 0), -1);
     assert_eq!(Errno::last(), Errno::EAFNOSUPPORT);

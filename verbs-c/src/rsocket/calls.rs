@@ -14,9 +14,12 @@ use nix::libc::{
 use super::options::{self, Asked, Options};
 use super::socket::{self, Inner, Patience, Phase, Socket};
 use super::vectors::{self, Vectors};
-use super::{close, connect, iomap, poll, transfer};
+use super::{close, connect, datagram, iomap, poll, transfer};
 use crate::cm::{address, devices};
 use crate::entry::{self, Failure};
+
+/// What a socket's type may carry.
+const SOCKET_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 /// For calls that return a count of bytes.
 fn bytes(body: impl FnOnce() -> Result<usize, Failure>) -> ssize_t {
@@ -65,24 +68,29 @@ unsafe fn take(addr: *const sockaddr, length: socklen_t) -> Result<SocketAddr, F
     unsafe { address::read_some(addr) }
 }
 
-/// A new socket: `AF_INET` or `AF_INET6`, `SOCK_STREAM`, which may carry `SOCK_NONBLOCK`.
+/// A new socket: `AF_INET` or `AF_INET6`; `SOCK_STREAM` or `SOCK_DGRAM`, which may carry `SOCK_NONBLOCK`.
 ///
 /// # Errors
-/// `EAFNOSUPPORT`; `EPROTONOSUPPORT` for datagrams and other protocols than TCP; `ENODEV` if no daemon answers.
+/// `EAFNOSUPPORT`; `EPROTONOSUPPORT` for other protocols than TCP and UDP; `ENODEV` if no daemon answers.
 #[unsafe(export_name = "ferroce_rsocket")]
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     entry::number(|| {
         if ![libc::AF_INET, libc::AF_INET6].contains(&domain) {
             return Err(Errno::EAFNOSUPPORT.into());
         }
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        if kind & !flags != libc::SOCK_STREAM || ![0, libc::IPPROTO_TCP].contains(&protocol) {
+        let (kind, flags) = (kind & !SOCKET_FLAGS, kind & SOCKET_FLAGS);
+        let known = [(libc::SOCK_STREAM, libc::IPPROTO_TCP), (libc::SOCK_DGRAM, libc::IPPROTO_UDP)];
+        if !known.iter().any(|&(known, own)| known == kind && [0, own].contains(&protocol)) {
             return Err(Errno::EPROTONOSUPPORT.into());
         }
         // Programs that would do without RDMA (librspreload) ask for another kind of socket then.
         devices::all()?;
-        let socket = Socket::new(domain, Options::default(), Phase::Idle)?;
-        socket.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+        let socket = if kind == libc::SOCK_DGRAM {
+            datagram::open(domain)?
+        } else {
+            Socket::new(domain, Options::default(), Phase::Idle)?
+        };
+        socket.nonblocking.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
         Ok(socket.publish())
     })
 }
@@ -173,11 +181,11 @@ pub unsafe extern "C" fn rrecv(socket: c_int, buffer: *mut c_void, length: size_
         let vector = vectors::vector(buffer, length);
         // SAFETY: the caller's promise.
         let mut into = unsafe { Vectors::one(&vector) };
-        transfer::receive(&*socket::find(socket)?, &mut into, flags)
+        Ok(transfer::receive(&*socket::find(socket)?, &mut into, flags)?.bytes)
     })
 }
 
-/// As `recvfrom`: the address is that of the socket's peer.
+/// As `recvfrom`: the address is that of the message, or of a stream's peer.
 ///
 /// # Safety
 /// As [`rrecv`] and [`raccept`].
@@ -190,14 +198,19 @@ pub unsafe extern "C" fn rrecvfrom(
     addr: *mut sockaddr,
     addr_length: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
-    let received = unsafe { rrecv(socket, buffer, length, flags) };
-    if received > 0 && !addr.is_null() {
-        // The bytes are the program's already; that its peer has no name now changes nothing.
+    bytes(|| {
+        let object = socket::find(socket)?;
+        let vector = vectors::vector(buffer, length);
         // SAFETY: the caller's promise.
-        let _ = unsafe { rgetpeername(socket, addr, addr_length) };
-    }
-    received
+        let mut into = unsafe { Vectors::one(&vector) };
+        let received = transfer::receive(&object, &mut into, flags)?;
+        let peer = || object.with(|inner| inner.addresses().1).filter(|_| received.bytes > 0);
+        if let Some(from) = received.from.or_else(peer).filter(|_| !addr.is_null()) {
+            // SAFETY: the caller's promise.
+            unsafe { give(from, addr, addr_length) }?;
+        }
+        Ok(received.bytes)
+    })
 }
 
 /// As `recvmsg`, without control data.
@@ -213,9 +226,13 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_
         let mut into = unsafe { Vectors::list(message.msg_iov, message.msg_iovlen) }?;
         let received = transfer::receive(&*socket::find(socket)?, &mut into, flags)?;
         message.msg_controllen = 0;
-        message.msg_flags = 0;
-        message.msg_namelen = 0;
-        Ok(received)
+        message.msg_flags = received.flags;
+        match received.from.filter(|_| !message.msg_name.is_null()) {
+            // SAFETY: the caller's promise.
+            Some(from) => unsafe { give(from, message.msg_name.cast(), &raw mut message.msg_namelen) }?,
+            None => message.msg_namelen = 0,
+        }
+        Ok(received.bytes)
     })
 }
 
@@ -229,14 +246,14 @@ pub unsafe extern "C" fn rsend(socket: c_int, buffer: *const c_void, length: siz
         let vector = vectors::vector(buffer, length);
         // SAFETY: the caller's promise.
         let mut from = unsafe { Vectors::one(&vector) };
-        transfer::send(&*socket::find(socket)?, &mut from, flags)
+        transfer::send(&*socket::find(socket)?, &mut from, None, flags)
     })
 }
 
-/// As `sendto` of a connected socket.
+/// As `sendto`; a stream takes no destination.
 ///
 /// # Safety
-/// As [`rsend`].
+/// As [`rsend`]; `addr` are `addr_length` bytes, or NULL.
 #[unsafe(export_name = "ferroce_rsendto")]
 pub unsafe extern "C" fn rsendto(
     socket: c_int,
@@ -244,15 +261,16 @@ pub unsafe extern "C" fn rsendto(
     length: size_t,
     flags: c_int,
     addr: *const sockaddr,
-    _addr_length: socklen_t,
+    addr_length: socklen_t,
 ) -> ssize_t {
     bytes(|| {
         let socket = socket::find(socket)?;
-        transfer::check_destination(!addr.is_null())?;
+        // SAFETY: the caller's promise.
+        let to = if addr.is_null() { None } else { Some(unsafe { take(addr, addr_length) }?) };
         let vector = vectors::vector(buffer, length);
         // SAFETY: the caller's promise.
         let mut from = unsafe { Vectors::one(&vector) };
-        transfer::send(&socket, &mut from, flags)
+        transfer::send(&socket, &mut from, to, flags)
     })
 }
 
@@ -271,10 +289,12 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, message: *const msghdr, flags: 
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(entry::NOT_OFFERED);
         }
-        transfer::check_destination(!message.msg_name.is_null())?;
+        let name = message.msg_name.cast_const().cast::<sockaddr>();
+        // SAFETY: the caller's promise.
+        let to = if name.is_null() { None } else { Some(unsafe { take(name, message.msg_namelen) }?) };
         // SAFETY: the caller's promise.
         let mut from = unsafe { Vectors::list(message.msg_iov, message.msg_iovlen) }?;
-        transfer::send(&*socket::find(socket)?, &mut from, flags)
+        transfer::send(&*socket::find(socket)?, &mut from, to, flags)
     })
 }
 
@@ -297,7 +317,7 @@ pub unsafe extern "C" fn rreadv(socket: c_int, vectors: *const iovec, count: c_i
     bytes(|| {
         // SAFETY: the caller's promise.
         let mut into = unsafe { Vectors::list(vectors, vectors::count(count)?) }?;
-        transfer::receive(&*socket::find(socket)?, &mut into, 0)
+        Ok(transfer::receive(&*socket::find(socket)?, &mut into, 0)?.bytes)
     })
 }
 
@@ -320,7 +340,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, vectors: *const iovec, count: c_
     bytes(|| {
         // SAFETY: the caller's promise.
         let mut from = unsafe { Vectors::list(vectors, vectors::count(count)?) }?;
-        transfer::send(&*socket::find(socket)?, &mut from, 0)
+        transfer::send(&*socket::find(socket)?, &mut from, None, 0)
     })
 }
 
@@ -380,7 +400,7 @@ pub unsafe extern "C" fn rselect(
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, length: *mut socklen_t) -> c_int {
     entry::number(|| {
         let peer = socket::find(socket)?.with(|inner| match inner.phase {
-            Phase::Connected(_) => inner.addresses().1,
+            Phase::Connected(_) | Phase::Datagrams(_) => inner.addresses().1,
             _ => None,
         });
         let peer = peer.ok_or(Failure::from(Errno::ENOTCONN))?;
@@ -422,9 +442,18 @@ pub unsafe extern "C" fn rsetsockopt(
 ) -> c_int {
     entry::number(|| {
         socket::find(socket)?.with(|inner| {
-            let is_open = matches!(inner.phase, Phase::Connecting(_) | Phase::Connected(_));
+            let is_open = match &inner.phase {
+                Phase::Connecting(_) | Phase::Connected(_) => true,
+                Phase::Datagrams(datagrams) => datagrams.is_open(),
+                _ => false,
+            };
             // SAFETY: the caller's promise.
-            unsafe { inner.options.set((level, name), value, length, is_open) }
+            unsafe { inner.options.set((level, name), value, length, is_open) }?;
+            match &inner.phase {
+                // SAFETY: the caller's promise.
+                Phase::Datagrams(datagrams) => unsafe { datagrams.set((level, name), value, length) },
+                _ => Ok(()),
+            }
         })?;
         Ok(0)
     })
@@ -448,6 +477,15 @@ pub unsafe extern "C" fn rgetsockopt(
         let number = match asked {
             Asked::Number(number) => number,
             Asked::Domain => socket.domain,
+            Asked::Kind | Asked::Protocol => {
+                let is_datagram = socket.with(|inner| inner.datagrams().is_some());
+                match (asked, is_datagram) {
+                    (Asked::Kind, true) => libc::SOCK_DGRAM,
+                    (Asked::Kind, false) => libc::SOCK_STREAM,
+                    (_, true) => libc::IPPROTO_UDP,
+                    (_, false) => libc::IPPROTO_TCP,
+                }
+            }
             // What became of it may still be among the news.
             Asked::Error => socket.with_news(None, Inner::take_error).unwrap_or(0),
             Asked::IsListening => socket.with(|inner| matches!(inner.phase, Phase::Listening(_))).into(),

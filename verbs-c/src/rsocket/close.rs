@@ -56,6 +56,7 @@ fn wait_until_sent(socket: &Socket, linger: Duration) {
     // Late is late: there is nobody to tell.
     let _ = socket.wait(patience, |inner| match &inner.phase {
         Phase::Connected(connection) => connection.stream.is_all_sent().then_some(Ok(())),
+        Phase::Datagrams(datagrams) => datagrams.is_all_sent().then_some(Ok(())),
         _ => Some(Ok(())),
     });
 }
@@ -64,8 +65,10 @@ fn wait_until_sent(socket: &Socket, linger: Duration) {
 pub(super) fn close(socket: &Socket) {
     let linger = socket.with(|inner| inner.options.linger);
     if linger != Some(Duration::ZERO) {
-        // Not connected: nothing to end.
-        let _ = shutdown(socket, libc::SHUT_RDWR);
+        // Not connected: nothing to end, but messages may be on their way.
+        if shutdown(socket, libc::SHUT_RDWR).is_err() {
+            wait_until_sent(socket, linger.unwrap_or(LINGER));
+        }
     }
     let last = socket.change(|inner| {
         inner.closed = true;

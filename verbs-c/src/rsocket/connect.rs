@@ -12,6 +12,7 @@ use ferroce::cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace
 use nix::errno::Errno;
 use nix::libc;
 
+use super::datagram;
 use super::options::Options;
 use super::socket::{Inner, Patience, Phase, Socket, Source};
 use super::stream::Stream;
@@ -78,6 +79,7 @@ impl Inner {
     /// The addresses of both ends, as far as there are any.
     pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let id = match &self.phase {
+            Phase::Datagrams(datagrams) => return datagrams.addresses(),
             Phase::Idle | Phase::Failed(_) => None,
             Phase::Bound(ends) => ends.first().map(|end| &end.id),
             Phase::Listening(listener) => listener.ends.first().map(|end| &end.id),
@@ -148,6 +150,7 @@ impl Inner {
             }
             // Another backlog for the same listener: there is no call for it, and no harm in the old one.
             Phase::Listening(_) => Ok(()),
+            Phase::Datagrams(_) => Err(entry::NOT_OFFERED),
             _ => Err(entry::INVALID),
         }
     }
@@ -160,7 +163,7 @@ impl Inner {
         let bound = match &mut self.phase {
             Phase::Idle | Phase::Failed(_) => Vec::new(),
             Phase::Bound(ends) => std::mem::take(ends),
-            Phase::Listening(_) => return Err(entry::NOT_OFFERED),
+            Phase::Listening(_) | Phase::Datagrams(_) => return Err(entry::NOT_OFFERED),
             Phase::Connecting(_) => return Err(Errno::EALREADY.into()),
             Phase::Connected(_) => return Err(Errno::EISCONN.into()),
         };
@@ -181,7 +184,7 @@ impl Inner {
     pub(super) fn take_events(&mut self, socket: &Socket) {
         for _ in 0..EVENTS_MAX {
             let taken = match &self.phase {
-                Phase::Idle | Phase::Bound(_) | Phase::Failed(_) => return,
+                Phase::Idle | Phase::Bound(_) | Phase::Failed(_) | Phase::Datagrams(_) => return,
                 Phase::Listening(listener) => next_of(&listener.ends),
                 Phase::Connecting(connecting) => connecting.end.channel.try_get_event(),
                 Phase::Connected(connection) => connection.channel.try_get_event(),
@@ -211,7 +214,7 @@ impl Inner {
                 }
             }
             Phase::Connected(connection) => connection.note(&event),
-            Phase::Idle | Phase::Bound(_) | Phase::Failed(_) => {}
+            Phase::Idle | Phase::Bound(_) | Phase::Failed(_) | Phase::Datagrams(_) => {}
         }
     }
 
@@ -233,7 +236,7 @@ impl Inner {
         match &mut self.phase {
             Phase::Connected(connection) => connection.stream.fail(Errno::from_raw(errno)),
             Phase::Connecting(_) | Phase::Listening(_) => self.phase = Phase::Failed(Some(errno)),
-            Phase::Idle | Phase::Bound(_) | Phase::Failed(_) => {}
+            Phase::Idle | Phase::Bound(_) | Phase::Failed(_) | Phase::Datagrams(_) => {}
         }
     }
 }
@@ -328,7 +331,7 @@ impl Connection {
 
 /// `rbind`.
 pub(super) fn bind(socket: &Socket, addr: SocketAddr) -> Result<(), Failure> {
-    socket.change(|inner| inner.bind(addr))
+    datagram::bind(socket, addr).unwrap_or_else(|| socket.change(|inner| inner.bind(addr)))
 }
 
 /// `rlisten`: a backlog of 0 or less still lets one in.
@@ -345,6 +348,7 @@ pub(super) fn accept(socket: &Socket) -> Result<(c_int, Option<SocketAddr>), Fai
                 listener.requests.pop_front().map(|request| Ok((request, inner.options.clone())))
             }
             Phase::Failed(error) => Some(Err(Failure(error.take().unwrap_or(libc::EINVAL)))),
+            Phase::Datagrams(_) => Some(Err(entry::NOT_OFFERED)),
             _ => Some(Err(entry::INVALID)),
         })?;
         match Connection::accept(request, socket.domain, &options) {
@@ -361,6 +365,9 @@ pub(super) fn accept(socket: &Socket) -> Result<(c_int, Option<SocketAddr>), Fai
 /// # Errors
 /// `EINPROGRESS` if the socket does not wait; else what went wrong.
 pub(super) fn connect(socket: &Socket, addr: SocketAddr) -> Result<(), Failure> {
+    if let Some(done) = datagram::connect(socket, addr) {
+        return done;
+    }
     socket.change(|inner| inner.connect(socket, addr))?;
     let patience = socket.patience(0);
     if let Patience::None = patience {

@@ -7,13 +7,15 @@
 //! * `wire`: what is said. `flow`: what may be said. `memory`: where it is. `stream`: a connection, of those three and a QP.
 //! * `socket`: what a socket is, and waiting for it. `connect`, `close`: how it comes and goes. `options`.
 //! * `transfer`, `iomap`, `poll`: what programs do with it. `vectors`: their buffers.
+//! * `datagram`: messages instead of a stream, over UD queue pairs.
 //! * [`calls`]: the entries from C.
 //!
-//! Streams only: a datagram socket is `EPROTONOSUPPORT`. Connections do not survive `fork()`: a child has to open its own sockets.
+//! Connections do not survive `fork()`: a child has to open its own sockets.
 
 pub mod calls;
 mod close;
 mod connect;
+mod datagram;
 mod flow;
 mod iomap;
 mod memory;

@@ -125,6 +125,8 @@ pub(super) enum Asked {
     IsListening,
     SegmentBytes,
     Domain,
+    Kind,
+    Protocol,
 }
 
 impl Options {
@@ -191,8 +193,8 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_ERROR) => Ok(Asked::Error),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => Ok(Asked::IsListening),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(Asked::Domain),
-            (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Asked::Number(libc::SOCK_STREAM)),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Asked::Number(libc::IPPROTO_TCP)),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Asked::Kind),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Asked::Protocol),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Ok(Asked::SegmentBytes),
             (SOL_RDMA, RDMA_SQSIZE) => number(self.send_queue),
             (SOL_RDMA, RDMA_RQSIZE) => number(self.receive_queue.into()),

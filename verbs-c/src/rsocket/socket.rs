@@ -18,6 +18,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::connect::{Connecting, Connection, End, Listener};
+use super::datagram::Datagrams;
 use super::options::{Defaults, Options};
 use crate::entry::Failure;
 use crate::events::lock;
@@ -27,8 +28,10 @@ use crate::events::lock;
 pub(super) enum Source {
     /// A channel of the connection manager.
     Events = 0,
-    /// The channel of the completion queue.
+    /// The channel of a completion queue.
     Completions = 1,
+    /// The kernel's UDP, of a datagram socket.
+    Messages = 2,
 }
 
 /// See the module.
@@ -58,6 +61,8 @@ pub(super) enum Phase {
     Connected(Box<Connection>),
     /// It could not be connected: why, until somebody was told.
     Failed(Option<c_int>),
+    /// It is for datagrams, and always will be.
+    Datagrams(Box<Datagrams>),
 }
 
 /// How long a call waits.
@@ -155,10 +160,8 @@ impl Socket {
     pub(super) fn with_news<T>(&self, waker: Option<&EventFd>, look: impl FnOnce(&mut Inner) -> T) -> T {
         let mut inner = lock(&self.inner);
         let has_news = self.take_news(&mut inner);
-        if waker.is_some()
-            && let Phase::Connected(connection) = &mut inner.phase
-        {
-            connection.stream.arm();
+        if waker.is_some() {
+            inner.arm();
         }
         inner.process();
         let seen = look(&mut inner);
@@ -178,6 +181,9 @@ impl Socket {
         }
         if is_of(Source::Events) {
             inner.take_events(self);
+        }
+        if is_of(Source::Messages) {
+            inner.take_messages(self);
         }
         count > 0
     }
@@ -288,12 +294,40 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// Takes what has completed.
     fn process(&mut self) {
-        if let Phase::Connected(connection) = &mut self.phase {
-            connection.stream.process();
+        match &mut self.phase {
+            Phase::Connected(connection) => connection.stream.process(),
+            Phase::Datagrams(datagrams) => datagrams.process(),
+            _ => {}
+        }
+    }
+
+    /// Completions make news from here on.
+    fn arm(&mut self) {
+        match &mut self.phase {
+            Phase::Connected(connection) => connection.stream.arm(),
+            Phase::Datagrams(datagrams) => datagrams.arm(),
+            _ => {}
+        }
+    }
+
+    /// What it is for datagrams, if it is for those.
+    pub(super) fn datagrams(&mut self) -> Option<&mut Datagrams> {
+        match &mut self.phase {
+            Phase::Datagrams(datagrams) => Some(datagrams),
+            _ => None,
+        }
+    }
+
+    fn take_messages(&mut self, socket: &Socket) {
+        if let Phase::Datagrams(datagrams) = &mut self.phase {
+            datagrams.take_messages(socket, &self.options);
         }
     }
 
     fn take_notifications(&mut self) {
+        if let Phase::Datagrams(datagrams) = &mut self.phase {
+            datagrams.take_notifications();
+        }
         if let Phase::Connected(connection) = &mut self.phase
             && !connection.stream.take_notifications()
         {
@@ -309,6 +343,7 @@ impl Inner {
     pub(super) fn connection(&mut self) -> Option<Result<&mut Connection, Failure>> {
         match &mut self.phase {
             Phase::Idle | Phase::Bound(_) | Phase::Listening(_) => Some(Err(Errno::ENOTCONN.into())),
+            Phase::Datagrams(_) => Some(Err(crate::entry::NOT_OFFERED)),
             Phase::Connecting(_) => None,
             Phase::Failed(error) => Some(Err(Failure(error.take().unwrap_or(Errno::ENOTCONN as c_int)))),
             Phase::Connected(connection) if !connection.stream.confirmed && !connection.stream.is_ended() => None,
@@ -321,6 +356,7 @@ impl Inner {
         match &mut self.phase {
             Phase::Connected(connection) => connection.stream.error.take(),
             Phase::Failed(error) => error.take(),
+            Phase::Datagrams(datagrams) => datagrams.udp().take_error().ok()??.raw_os_error(),
             _ => None,
         }
     }
@@ -334,6 +370,10 @@ impl Inner {
             Phase::Idle | Phase::Bound(_) => ready = output | PollFlags::POLLHUP,
             Phase::Connecting(_) => {}
             Phase::Listening(listener) => ready.set(input, listener.has_request()),
+            Phase::Datagrams(datagrams) => {
+                ready.set(input, datagrams.has_message());
+                ready.set(output, datagrams.can_send());
+            }
             Phase::Failed(error) => {
                 ready = input | output | PollFlags::POLLHUP;
                 ready.set(PollFlags::POLLERR, error.is_some());

@@ -1,10 +1,12 @@
 //! Sending and receiving.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 
 use nix::errno::Errno;
 use nix::libc;
 
+use super::datagram;
 use super::socket::{Inner, Patience, Socket};
 use super::vectors::Vectors;
 use crate::entry::{self, Failure};
@@ -15,12 +17,25 @@ const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WA
 const RECEIVE_FLAGS: c_int =
     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
 
-/// Sends everything, or what can be sent without waiting.
+/// Sends everything, or what can be sent without waiting; of a datagram socket one message, to a destination of its own or the
+/// socket's.
 ///
 /// # Errors
 /// Before the first byte only. `EAGAIN`; `EPIPE` if nothing can be sent any more, `ECONNRESET` and the like once if that is the peer's or
-/// the network's doing; `ENOTCONN`, `EOPNOTSUPP` for other flags.
-pub(super) fn send(socket: &Socket, from: &mut Vectors<'_>, flags: c_int) -> Result<usize, Failure> {
+/// the network's doing; `ENOTCONN`, `EOPNOTSUPP` for other flags. `EISCONN` for a stream with a destination, `EMSGSIZE` for a message that is too long.
+pub(super) fn send(
+    socket: &Socket,
+    from: &mut Vectors<'_>,
+    to: Option<SocketAddr>,
+    flags: c_int,
+) -> Result<usize, Failure> {
+    if let Some(sent) = datagram::send(socket, from, to, flags) {
+        return sent;
+    }
+    if to.is_some() {
+        // It has a destination of its own.
+        return Err(Errno::EISCONN.into());
+    }
     if flags & !SEND_FLAGS != 0 {
         return Err(entry::NOT_OFFERED);
     }
@@ -90,11 +105,32 @@ fn run(
     Ok(total - from.left())
 }
 
-/// Receives what has come, at least a byte of it; with `MSG_WAITALL` as much as there is room for.
+/// What was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    /// Bytes that were copied; of a message with `MSG_TRUNC` all that it had.
+    pub(super) bytes: usize,
+    /// Who sent a message.
+    pub(super) from: Option<SocketAddr>,
+    /// Flags of a message (`MSG_TRUNC`).
+    pub(super) flags: c_int,
+}
+
+/// Receives what has come, at least a byte of it; with `MSG_WAITALL` as much as there is room for. Of a datagram socket one message.
 ///
 /// # Errors
 /// `EAGAIN`; `ECONNRESET` and the like, once, if the connection has broken; `ENOTCONN`, `EOPNOTSUPP` for other flags.
-pub(super) fn receive(socket: &Socket, into: &mut Vectors<'_>, flags: c_int) -> Result<usize, Failure> {
+pub(super) fn receive(socket: &Socket, into: &mut Vectors<'_>, flags: c_int) -> Result<Received, Failure> {
+    let Some(message) = datagram::receive(socket, into, flags) else {
+        let bytes = receive_stream(socket, into, flags)?;
+        return Ok(Received { bytes, from: None, flags: 0 });
+    };
+    let datagram::Received { from, copied, whole } = message?;
+    let bytes = if flags & libc::MSG_TRUNC != 0 { whole } else { copied };
+    Ok(Received { bytes, from: Some(from), flags: if copied < whole { libc::MSG_TRUNC } else { 0 } })
+}
+
+fn receive_stream(socket: &Socket, into: &mut Vectors<'_>, flags: c_int) -> Result<usize, Failure> {
     if flags & !RECEIVE_FLAGS != 0 {
         return Err(entry::NOT_OFFERED);
     }
@@ -130,12 +166,4 @@ pub(super) fn receive(socket: &Socket, into: &mut Vectors<'_>, flags: c_int) -> 
         Err(_) if into.left() < total => Ok(total - into.left()),
         Err(failure) => Err(failure),
     }
-}
-
-/// A call that names a destination: a connected socket has its own.
-///
-/// # Errors
-/// `EISCONN`.
-pub(super) fn check_destination(has_destination: bool) -> Result<(), Failure> {
-    if has_destination { Err(Errno::EISCONN.into()) } else { Ok(()) }
 }

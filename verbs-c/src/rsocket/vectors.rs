@@ -62,6 +62,11 @@ impl<'a> Vectors<'a> {
         all
     }
 
+    /// The buffers, none of which is done yet.
+    pub(super) const fn rest(&self) -> &'a [iovec] {
+        self.vectors
+    }
+
     /// Bytes to go.
     pub(super) fn left(&self) -> usize {
         self.left

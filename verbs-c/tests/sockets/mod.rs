@@ -3,13 +3,14 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::ffi::{c_int, c_void};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ferroce::Context;
+use ferroce::control::{Reply, Request};
 use ferroce_verbs_c::rsocket::calls;
 use nix::errno::Errno;
 use nix::libc::{self, iovec, pollfd, sockaddr, sockaddr_in, socklen_t};
@@ -50,11 +51,16 @@ fn binary() -> Option<PathBuf> {
 impl Ferroced {
     /// Starts one, and waits until it answers. Once in a process: sockets look for it in the environment.
     pub(crate) fn start() -> Option<Self> {
+        Self::start_at(&ADDRESS.to_string())
+    }
+
+    /// The same, with another address.
+    pub(crate) fn start_at(address: &str) -> Option<Self> {
         let binary = binary()?;
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("d.sock");
         let child = Command::new(binary)
-            .args(["--vdev", "net_ring0", "--address", &ADDRESS.to_string(), "--no-huge", "--log", "warn", "--socket"])
+            .args(["--vdev", "net_ring0", "--address", address, "--no-huge", "--log", "warn", "--socket"])
             .arg(&socket)
             .stdin(Stdio::null())
             .spawn()
@@ -75,6 +81,13 @@ impl Ferroced {
         Context::connect(&self.socket).expect("it answers")
     }
 
+    /// A counter of the engine.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let Ok(Reply::Stats(stats)) = self.connect().call(&Request::Stats) else { panic!("no counters") };
+        let all = stats.groups.iter().flat_map(|(_, counters)| counters);
+        all.filter(|(known, _)| known == name).map(|(_, value)| value).sum()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it has ended");
@@ -85,6 +98,113 @@ impl Drop for Ferroced {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A datagram socket.
+#[derive(Debug)]
+pub(crate) struct Dgram(Rsocket);
+
+fn v4(addr: SocketAddr) -> sockaddr_in {
+    let SocketAddr::V4(v4) = addr else { panic!("{addr} is no IPv4 address") };
+    let sin_addr = libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() };
+    sockaddr_in { sin_addr, ..address(v4.port()) }
+}
+
+fn from_v4(addr: sockaddr_in) -> SocketAddr {
+    let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
+    SocketAddr::new(ip.into(), u16::from_be(addr.sin_port))
+}
+
+impl Dgram {
+    pub(crate) fn new() -> Self {
+        Self(Rsocket(Errno::result(calls::rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)).expect("a socket")))
+    }
+
+    pub(crate) fn bound(addr: &str) -> Self {
+        let socket = Self::new();
+        socket.bind(addr.parse().expect("an address")).expect("bound");
+        socket
+    }
+
+    pub(crate) fn pair() -> (Self, Self) {
+        (Self::bound("127.0.0.1:0"), Self::bound("127.0.0.1:0"))
+    }
+
+    pub(crate) fn bind(&self, addr: SocketAddr) -> Outcome<()> {
+        let addr = v4(addr);
+        // SAFETY: an address.
+        Errno::result(unsafe { calls::rbind(self.0.0, (&raw const addr).cast(), ADDRESS_BYTES) }).map(drop)
+    }
+
+    pub(crate) fn connect(&self, addr: SocketAddr) -> Outcome<()> {
+        let addr = v4(addr);
+        // SAFETY: an address.
+        Errno::result(unsafe { calls::rconnect(self.0.0, (&raw const addr).cast(), ADDRESS_BYTES) }).map(drop)
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.0.local().expect("it has an address").into()
+    }
+
+    pub(crate) fn peer(&self) -> Outcome<SocketAddr> {
+        self.0.peer().map(SocketAddr::from)
+    }
+
+    pub(crate) fn send(&self, data: &[u8], flags: c_int) -> Outcome<usize> {
+        self.0.send(data, flags)
+    }
+
+    pub(crate) fn send_to(&self, data: &[u8], to: SocketAddr) -> Outcome<usize> {
+        self.send_to_with(data, to, 0)
+    }
+
+    pub(crate) fn send_to_with(&self, data: &[u8], to: SocketAddr, flags: c_int) -> Outcome<usize> {
+        let to = v4(to);
+        let (data, length) = (data.as_ptr().cast(), data.len());
+        // SAFETY: a slice and an address.
+        bytes(unsafe { calls::rsendto(self.0.0, data, length, flags, (&raw const to).cast(), ADDRESS_BYTES) })
+    }
+
+    /// A message, and who sent it.
+    pub(crate) fn receive(&self, max: usize, flags: c_int) -> Outcome<(Vec<u8>, SocketAddr)> {
+        let (mut data, mut from, mut length) = (vec![0_u8; max], address(0), ADDRESS_BYTES);
+        let (to, name) = (data.as_mut_ptr().cast(), (&raw mut from).cast());
+        // SAFETY: a slice, and room for an address.
+        let received = bytes(unsafe { calls::rrecvfrom(self.0.0, to, max, flags, name, &raw mut length) })?;
+        data.truncate(received);
+        Ok((data, from_v4(from)))
+    }
+
+    /// What the call says.
+    pub(crate) fn receive_count(&self, max: usize, flags: c_int) -> Outcome<usize> {
+        let mut data = vec![0_u8; max];
+        // SAFETY: a slice.
+        bytes(unsafe { calls::rrecv(self.0.0, data.as_mut_ptr().cast(), max, flags) })
+    }
+
+    pub(crate) fn poll(&self, events: i16, within: Duration) -> i16 {
+        self.0.poll(events, within)
+    }
+
+    pub(crate) fn get(&self, level: c_int, name: c_int) -> Outcome<c_int> {
+        self.0.get(level, name)
+    }
+
+    pub(crate) fn set(&self, level: c_int, name: c_int, value: c_int) -> Outcome<()> {
+        self.0.set(level, name, value)
+    }
+
+    pub(crate) fn listen(&self) -> Outcome<()> {
+        Errno::result(calls::rlisten(self.0.0, 1)).map(drop)
+    }
+
+    pub(crate) fn accept(&self) -> Outcome<()> {
+        self.0.accept().map(drop)
+    }
+
+    pub(crate) fn shutdown(&self) -> Outcome<()> {
+        self.0.shutdown(libc::SHUT_RDWR)
     }
 }
 
