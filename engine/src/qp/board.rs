@@ -8,7 +8,6 @@
 
 use wire::Psn;
 
-use super::keep::KeptRing;
 use super::psn_set::{PsnSet, WINDOW, place};
 use super::rtt::RttMeter;
 use crate::config::RecoveryConfig;
@@ -38,8 +37,6 @@ pub(crate) struct Board {
     pub(super) lost: PsnSet,
     /// Sent more than once.
     pub(super) repeated: PsnSet,
-    /// READ responses and atomic results that came early.
-    pub(super) kept: Box<KeptRing>,
     /// Everything before it was executed by the peer: more than `una` if a READ before it is not answered in full.
     pub(super) acked_end: Psn,
     /// After the last request packet that the peer says it has.
@@ -75,7 +72,6 @@ impl Board {
             sacked: PsnSet::EMPTY,
             lost: PsnSet::EMPTY,
             repeated: PsnSet::EMPTY,
-            kept: KeptRing::new(),
             acked_end: una,
             request_end: una,
             response_end: una,

@@ -62,10 +62,13 @@ impl Qp {
 
     /// False, and counted, if the PSN is acknowledged already or was never sent.
     #[inline]
-    fn is_outstanding(&self, env: &mut Env, psn: Psn) -> bool {
+    fn is_outstanding(&mut self, env: &mut Env, psn: Psn) -> bool {
         match self.classify_response(psn) {
             ResponsePsn::Outstanding => return true,
-            ResponsePsn::Old => env.counters.duplicate_ack += 1,
+            ResponsePsn::Old => {
+                env.counters.duplicate_ack += 1;
+                self.note_repeated_response(psn);
+            }
             ResponsePsn::Ghost => env.counters.ghost_ack += 1,
         }
         false
@@ -82,9 +85,17 @@ impl Qp {
                     self.handle_ack(env, psn, aeth.syndrome);
                 }
             }
-            OpKind::ReadResponse => self.handle_read_response(env, frame),
-            OpKind::AtomicAcknowledge => self.handle_atomic_ack(env, frame),
+            OpKind::ReadResponse | OpKind::AtomicAcknowledge => {
+                if self.advance_to(env, psn) == Advance::Gap {
+                    self.take_early_response(env, frame);
+                    return true;
+                }
+                self.handle_in_turn(env, frame);
+            }
             _ => {}
+        }
+        if self.req.has_early {
+            self.take_early_responses(env, psn);
         }
         true
     }

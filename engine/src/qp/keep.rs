@@ -4,6 +4,7 @@ use shm::qos::PRIORITY_COUNT;
 use wire::{Frame, Psn};
 
 use super::psn_set::{PsnSet, WINDOW, place};
+use crate::counters::ShardCounters;
 
 /// Bytes of the longest frame: Ethernet and VLAN 18, GRH or IPv6 and UDP 48, BTH 12, extension headers 36, path MTU 4096, ICRC
 /// 4; IPv4 may have 40 bytes of options.
@@ -134,6 +135,17 @@ pub(super) enum Keeping {
     NoRoom,
 }
 
+impl Keeping {
+    /// Counts a response that came early.
+    pub(super) fn count_response(self, counters: &mut ShardCounters) {
+        match self {
+            Self::Kept => counters.kept_responses += 1,
+            Self::Twice => counters.duplicate_ack += 1,
+            Self::NoRoom => counters.kept_no_room += 1,
+        }
+    }
+}
+
 /// What one QP keeps of one direction, by PSN. All of it lies in a window that begins with the PSN it waits for.
 #[derive(Debug)]
 pub(super) struct KeptRing {
@@ -151,14 +163,7 @@ impl KeptRing {
     }
 
     /// Keeps the packet `psn`, where `waited` is the PSN that is waited for.
-    pub(super) fn keep(
-        &mut self,
-        pool: &mut KeepPool,
-        waited: Psn,
-        psn: Psn,
-        bytes: &[u8],
-        origin: Origin,
-    ) -> Keeping {
+    pub(super) fn keep(&mut self, pool: &mut KeepPool, waited: Psn, psn: Psn, bytes: &[u8], origin: Origin) -> Keeping {
         let ahead = psn.distance_from(waited);
         if ahead < 0 || ahead.cast_unsigned() >= WINDOW {
             return Keeping::NoRoom;
@@ -208,7 +213,8 @@ mod tests {
         let origin = Origin { port: 1, priority: 3 };
         let mut ring = KeptRing::new();
         let waited = Psn::new(Psn::MASK);
-        let mut keep = |pool: &mut KeepPool, offset: u32| ring.keep(pool, waited, waited.add(offset), &[7; 100], origin);
+        let mut keep =
+            |pool: &mut KeepPool, offset: u32| ring.keep(pool, waited, waited.add(offset), &[7; 100], origin);
         assert_eq!(keep(&mut pool, 2), Keeping::Kept);
         assert_eq!(keep(&mut pool, 2), Keeping::Twice);
         assert_eq!(keep(&mut pool, WINDOW), Keeping::NoRoom, "beyond the window");

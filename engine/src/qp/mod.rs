@@ -8,7 +8,7 @@
 //! `answers` it, `reassembly` keeps what comes early, `completer` matches answers to work requests, `unreliable` is what UC does instead, `datagram` what UD does, `local`
 //! binds windows and invalidates keys, `xrc` finds the SRQ that a request of XRC is for, `flush` empties the queues of a QP in ERR, `modify` is the control side, `state` the table
 //! of legal transitions, `selective` the requester's side of selective repeat, with its scoreboard `board`, `keep` and `psn_set` what
-//! both sides keep packets in, `parts` READs that are asked for in parts, `rtt` the round trip times, `signals` what
+//! both sides keep packets in, `parts` READs that are asked for in parts, `lateness` how late packets come to one that goes back N, `rtt` the round trip times, `signals` what
 //! loss recovery and congestion control are told, `congestion` what the latter does, `detail` what an operator sees, `capture` what a QP leaves that breaks.
 
 mod answers;
@@ -20,6 +20,7 @@ mod datagram;
 mod detail;
 mod flush;
 pub(crate) mod keep;
+mod lateness;
 mod local;
 mod modify;
 mod parts;
@@ -55,6 +56,7 @@ use board::Board;
 pub(crate) use congestion::ECN_CE;
 use congestion::{CcFlags, Congestion};
 use keep::KeptRing;
+use lateness::Lateness;
 use psn_set::PsnSet;
 use reassembly::RepeatQueue;
 pub(crate) use requester::Step;
@@ -140,6 +142,10 @@ pub(crate) struct Requester {
     gap_seen: bool,
     /// The path's neighbour is not known yet.
     unresolved: bool,
+    /// A response that is missing is not asked for yet: it may be late.
+    waits: bool,
+    /// Responses came early to one that goes back N, and what was missing before them has not come yet.
+    has_early: bool,
     /// READs are asked for in parts, or were, and some are in flight.
     has_parts: bool,
     /// 0 = no acknowledgement timer.
@@ -171,6 +177,8 @@ pub(crate) struct Responder {
     silent: bool,
     /// That is because of an RNR NAK: what comes meanwhile is not kept.
     not_ready: bool,
+    /// A request that is missing is not asked for yet: it may be late.
+    waits: bool,
     ack_due: bool,
     /// A NAK to send, after the answers to what came before.
     nak: Option<Nak>,
@@ -205,6 +213,10 @@ pub(crate) struct QpBody {
     repeats: RepeatQueue,
     /// Requests that came early; RC and XRC only.
     kept: Option<Box<KeptRing>>,
+    /// READ responses and atomic results that came early; RC and XRC only.
+    early: Option<Box<KeptRing>>,
+    late_requests: Lateness,
+    late_responses: Lateness,
     /// The scoreboard of a QP that repeats selectively.
     board: Option<Box<Board>>,
     /// Of READs in flight that are asked for in parts, and of atomics beside them: the last PSN of each request.
@@ -335,6 +347,9 @@ impl Qp {
             resources: vec![Resource::EMPTY; usize::from(config.max_rd_atomic)].into_boxed_slice(),
             repeats: RepeatQueue::new(),
             kept: matches!(config.kind, QpType::Rc | QpType::XrcRecv).then(KeptRing::new),
+            early: matches!(config.kind, QpType::Rc | QpType::XrcSend).then(KeptRing::new),
+            late_requests: Lateness::NEW,
+            late_responses: Lateness::NEW,
             board: recovery.is_selective().then(|| Board::new(Psn::new(0))),
             asked: PsnSet::EMPTY,
             congestion: None,
@@ -398,6 +413,7 @@ impl Qp {
     #[inline]
     fn next_timer(&self) -> Time {
         let at = self.req.deadline.min(self.req.rnr_until);
+        let at = if self.req.waits || self.resp.waits { self.lateness_timer().min(at) } else { at };
         if self.recovery.is_selective() { self.board_timer().min(at) } else { at }
     }
 
@@ -464,6 +480,8 @@ impl Requester {
             locals: 0,
             gap_seen: false,
             unresolved: false,
+            waits: false,
+            has_early: false,
             has_parts: false,
             timeout_ns: 0,
             deadline: Time::NEVER,
@@ -486,6 +504,7 @@ impl Responder {
             message: Message::None,
             silent: false,
             not_ready: false,
+            waits: false,
             ack_due: false,
             nak: None,
             established: false,

@@ -5,6 +5,7 @@ use shm::control::AsyncEvent;
 use shm::ring::set_qp_error;
 use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
 
+use super::lateness::Lateness;
 use super::rtt::RttMeter;
 use super::state::{AttrLimits, ModifyError, check_transition};
 use super::{Cold, Qp, Requester, Responder, Rewound};
@@ -105,6 +106,7 @@ impl Qp {
         if mask.contains(QpAttrMask::RQ_PSN) {
             self.resp = Responder::new(Psn::new(attr.rq_psn));
             self.drop_kept_requests(env);
+            self.body.late_requests = Lateness::NEW;
             self.body.cold.attr.rq_psn = attr.rq_psn;
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
@@ -159,6 +161,7 @@ impl Qp {
         self.req = Requester::new(Psn::new(0));
         self.resp = Responder::new(Psn::new(0));
         self.drop_kept_requests(env);
+        self.body.late_requests = Lateness::NEW;
         self.body.repeats.clear();
         self.recovery = if self.kind == QpType::Rc { env.recovery.unasked } else { RecoveryPolicy::GoBackN };
         self.reset_board(env);

@@ -94,11 +94,15 @@ impl Qp {
             self.ack(env);
         } else if !self.resp.silent {
             // To a selective peer too, if nothing can be kept: then only going back helps.
-            // IBTA 9.7.5.1.1: one NAK for a gap, then silence until the expected PSN comes.
-            self.resp.silent = true;
-            env.counters.out_of_sequence += 1;
-            self.send_nak(env, Syndrome::Nak(NakCode::PsnSequence), self.resp.epsn);
+            self.note_missing_request(env, keeping != Keeping::NoRoom);
         }
+    }
+
+    /// Asks for what is missing. IBTA 9.7.5.1.1: one NAK for a gap, then silence until the expected PSN comes.
+    pub(super) fn nak_missing(&mut self, env: &mut Env) {
+        self.resp.silent = true;
+        env.counters.out_of_sequence += 1;
+        self.send_nak(env, Syndrome::Nak(NakCode::PsnSequence), self.resp.epsn);
     }
 
     /// Executes what was kept, as far as its turn has come. `waited` is the PSN that was waited for until now.
@@ -113,7 +117,10 @@ impl Qp {
     fn execute_kept_from(&mut self, env: &mut Env, waited: Psn) {
         while !self.resp.not_ready && self.state != QpState::Err {
             let Some(ring) = &mut self.body.kept else { return };
-            let Some(kept) = ring.take(&env.keep, waited, self.resp.epsn) else { return };
+            let Some(kept) = ring.take(&env.keep, waited, self.resp.epsn) else {
+                self.look_for_next_gap(env);
+                return;
+            };
             let lent = env.keep.lend();
             if let Some(frame) = lent.frame(kept) {
                 if frame.bth().psn == self.resp.epsn {
@@ -129,6 +136,7 @@ impl Qp {
 
     /// What was kept will not be executed.
     pub(super) fn drop_kept_requests(&mut self, env: &mut Env) {
+        self.forget_missing_request();
         if let Some(kept) = &mut self.body.kept {
             kept.clear(&mut env.keep);
         }

@@ -484,6 +484,9 @@ impl Qp {
             self.req.deadline = Time::NEVER;
             self.handle_timeout(env);
         }
+        if (self.req.waits || self.resp.waits) && self.lateness_timer() <= env.now {
+            self.handle_lateness_timer(env);
+        }
         if self.recovery.is_selective() && self.board_timer() <= env.now {
             self.handle_board_timer(env);
         }

@@ -151,11 +151,12 @@ impl Qp {
         let bth = frame.bth();
         match self.execute(env, frame) {
             Ok(()) => {
-                if self.resp.silent {
+                if self.resp.silent || self.resp.waits {
                     // What was missing has come: a NAK for it that is still waiting would be stale.
                     self.resp.silent = false;
                     self.resp.not_ready = false;
                     self.resp.nak = None;
+                    self.end_missing_request(env, bth.psn);
                 }
                 env.counters.rx_requests += 1;
                 self.body.cold.counters.rx_requests += 1;
@@ -600,6 +601,7 @@ impl Qp {
         env.counters.duplicate_request += 1;
         self.body.cold.counters.duplicate_requests += 1;
         let psn = frame.bth().psn;
+        self.note_repeated_request(psn);
         match frame.info().kind {
             OpKind::ReadRequest => self.repeat_read(env, frame, psn),
             OpKind::CompareSwap | OpKind::FetchAdd => self.repeat_atomic(env, psn),

@@ -6,6 +6,7 @@ use wire::{Frame, OpKind, Psn, SackEthRepr, Syndrome};
 
 use super::board::{Board, Verdict};
 use super::keep::Keeping;
+use super::lateness::Lateness;
 use super::psn_set::{PsnSet, WINDOW};
 use super::slot::SendSlot;
 use super::{Qp, Step, earlier};
@@ -19,8 +20,8 @@ impl Qp {
     pub(crate) fn set_recovery(&mut self, env: &mut Env, policy: RecoveryPolicy) {
         self.recovery = policy;
         if policy.is_selective() != self.body.board.is_some() {
-            if let Some(mut board) = self.body.board.take() {
-                board.kept.clear(&mut env.keep);
+            self.drop_early_responses(env);
+            if self.body.board.take().is_some() {
                 // READs in parts stay so until they are answered.
                 self.req.has_parts = !self.body.asked.is_empty();
             } else {
@@ -60,9 +61,9 @@ impl Qp {
 
     /// The board of a QP whose first PSN was set, or that starts anew.
     pub(super) fn reset_board(&mut self, env: &mut Env) {
-        if let Some(mut board) = self.body.board.take() {
-            board.kept.clear(&mut env.keep);
-        }
+        self.drop_early_responses(env);
+        self.body.late_responses = Lateness::NEW;
+        self.body.board = None;
         self.body.asked.clear();
         self.req.has_parts = self.recovery.is_selective();
         if self.recovery.is_selective() {
@@ -72,10 +73,10 @@ impl Qp {
 
     /// The QP is over: what is kept for it goes.
     pub(super) fn drop_board(&mut self, env: &mut Env) {
+        self.drop_early_responses(env);
         if let Some(board) = &mut self.body.board {
             board.rest();
             board.lost.clear();
-            board.kept.clear(&mut env.keep);
         }
     }
 
@@ -96,7 +97,7 @@ impl Qp {
     }
 
     /// The slot that a PSN in flight belongs to: its number, not its index.
-    fn slot_at(&self, psn: Psn) -> Option<u32> {
+    pub(super) fn slot_at(&self, psn: Psn) -> Option<u32> {
         let (mut low, mut count) = (self.req.una_slot, self.req.started.wrapping_sub(self.req.una_slot));
         // The first whose end is after the PSN; local work requests have no PSN of their own.
         while count > 0 {
@@ -261,19 +262,17 @@ impl Qp {
             return;
         }
         let (una, origin) = (self.req.una_psn, env.origin(self.port, frame));
-        let Some(board) = &mut self.body.board else { return };
-        match board.kept.keep(&mut env.keep, una, psn, frame.bytes(), origin) {
-            Keeping::Kept => {
-                board.lost.remove(psn);
-                env.counters.kept_responses += 1;
-            }
-            Keeping::Twice => env.counters.duplicate_ack += 1,
-            Keeping::NoRoom => env.counters.kept_no_room += 1,
+        let (Some(board), Some(early)) = (&mut self.body.board, &mut self.body.early) else { return };
+        let keeping = early.keep(&mut env.keep, una, psn, frame.bytes(), origin);
+        if keeping == Keeping::Kept {
+            board.lost.remove(psn);
         }
+        keeping.count_response(&mut env.counters);
     }
 
     /// A response whose PSN is the oldest without acknowledgement.
-    fn handle_in_turn(&mut self, env: &mut Env, frame: &Frame<'_>) {
+    #[inline]
+    pub(super) fn handle_in_turn(&mut self, env: &mut Env, frame: &Frame<'_>) {
         if frame.info().kind == OpKind::ReadResponse {
             self.handle_read_response(env, frame);
         } else {
@@ -286,8 +285,7 @@ impl Qp {
         loop {
             self.advance_executed(env);
             let una = self.req.una_psn;
-            let Some(board) = &mut self.body.board else { return };
-            let Some(kept) = board.kept.take(&env.keep, una, una) else { return };
+            let Some(kept) = self.body.early.as_mut().and_then(|early| early.take(&env.keep, una, una)) else { return };
             let lent = env.keep.lend();
             if let Some(frame) = lent.frame(kept) {
                 self.handle_in_turn(env, &frame);
@@ -318,6 +316,7 @@ impl Qp {
     fn judge_missing(&mut self, env: &Env) {
         let una = self.req.una_psn;
         let in_flight = self.in_flight().min(WINDOW);
+        let early = self.body.early.as_ref().map_or(PsnSet::EMPTY, |early| *early.set());
         let Some(board) = &mut self.body.board else { return };
         board.reorder_at = Time::NEVER;
         // Nothing beyond what has come is missing, unless it was sent again.
@@ -325,7 +324,7 @@ impl Qp {
         let come = ends.map(|end| end.distance_from(una)).into_iter().max().unwrap_or(0).cast_unsigned();
         let repeated = board.repeated.last_from(una).map_or(0, |psn| psn.distance_from(una).cast_unsigned() + 1);
         let span = come.max(repeated).min(in_flight);
-        let mut open = PsnSet::range(una, span).without(&board.lost).without(&board.sacked).without(board.kept.set());
+        let mut open = PsnSet::range(una, span).without(&board.lost).without(&board.sacked).without(&early);
         while let Some(psn) = open.first_from(una) {
             let Some(number) = self.slot_at(psn) else { return };
             let slot = self.body.slots[self.slot_index(number)];
@@ -493,12 +492,14 @@ impl Qp {
         let (una, nxt) = (self.req.una_psn, self.req.nxt_psn);
         let last = nxt.sub(1);
         let slot = self.slot_at(last).map(|number| self.body.slots[self.slot_index(number)]);
-        let request = slot.filter(|slot| slot.opcode.is_read_or_atomic()).map(|slot| self.asked_with(last, &slot).start);
+        let request =
+            slot.filter(|slot| slot.opcode.is_read_or_atomic()).map(|slot| self.asked_with(last, &slot).start);
         let Some(board) = &mut self.body.board else { return };
         // Of what was executed, the last response; the peer answers only if all before it were sent: so nothing is asked for too
         // early.
         let last = request.filter(|_| !last.is_before(board.acked_end)).unwrap_or(last);
-        let is_there = board.sacked.contains(last) || board.kept.set().contains(last) || last.is_before(una);
+        let is_kept = self.body.early.as_ref().is_some_and(|early| early.set().contains(last));
+        let is_there = is_kept || board.sacked.contains(last) || last.is_before(una);
         let psn = if board.probes.is_multiple_of(2) || is_there { una } else { last };
         board.lost.insert(psn);
         env.counters.tail_probes += 1;

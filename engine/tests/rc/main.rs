@@ -3,6 +3,7 @@
 //! * [`transfer`]: every operation between two engines; [`recovery`]: the same over a wire that loses and repeats.
 //! * [`responder`], [`answers`], [`requester`]: one side, its peer played by hand.
 //! * [`selective`]: each side of selective repeat by itself, and peers that mean harm by it; [`read_parts`]: its READs.
+//! * [`lateness`]: what is late and not lost, to those that go back N.
 //! * [`completions`], [`srq`], [`qp_states`], [`work_requests`], [`windows`]: what an application sees.
 //! * [`post_mortem`]: what an operator sees.
 //! * [`paths`]: address families, VLANs, versions of RoCE.
@@ -17,6 +18,7 @@ mod completions;
 mod congestion;
 mod documents;
 mod hostile;
+mod lateness;
 mod network;
 mod paths;
 mod peer;

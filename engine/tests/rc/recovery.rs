@@ -208,7 +208,7 @@ fn a_long_message_survives_one_loss_in_ten() {
         }
         assert_eq!(completions, [(1, WcStatus::Success)], "{policy} {opcode}");
         assert!(pair.read(side, if side == 1 { 4096 } else { 0 }, length as usize) == pattern(length as usize));
-        assert!(pair.counters(0).retransmitted_packets > 10, "{policy} {opcode}: the fault is real");
+        assert!(pair.counters(0).retransmitted_packets > 2, "{policy} {opcode}: the fault is real");
     }
 }
 
