@@ -33,7 +33,7 @@ enum Action {
         #[arg(value_name = "QPN", value_parser = parse_qpn)]
         qpn: Option<u32>,
     },
-    /// Changes a queue pair of RC that there is, at once.
+    /// Changes a queue pair of RC or XRC that there is, at once.
     #[command(after_help = "Example: ferroce qp set 0x000027 --recovery hybrid")]
     Set {
         /// The queue pair: a number such as 39 or 0x27.

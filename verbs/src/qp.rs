@@ -259,7 +259,7 @@ impl QueuePair {
     /// of them too; the connection manager finds that out by itself.
     ///
     /// # Errors
-    /// [`VerbsError::Refused`] (`EINVAL`) if the QP is not of RC.
+    /// [`VerbsError::Refused`] (`EINVAL`) if the QP is of UC or UD.
     pub fn set_recovery(&self, policy: RecoveryPolicy) -> Result<(), VerbsError> {
         let inner = &*self.0;
         match inner.context().call(&Request::SetRecovery { qpn: inner.queues.qpn, policy })? {

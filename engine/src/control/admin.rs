@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shm::attr::{AccessFlags, QpType, RecoveryPolicy};
+use shm::attr::{AccessFlags, RecoveryPolicy};
 use shm::control::{MrSummary, QpSummary, Reply, SessionSummary, Stats};
 use wire::Qpn;
 
@@ -110,8 +110,9 @@ impl Control {
         if asker != owner.uid && asker != 0 {
             return refuse(errno::EPERM, format!("QP {qpn:#08x} is another user's: its user and root may change it"));
         }
-        if kind != QpType::Rc && policy.is_selective() {
-            let message = format!("QP {qpn:#08x} is of {kind}: recovery `{policy}` is for RC, others have `gbn` only");
+        if !kind.is_reliable() && policy.is_selective() {
+            let message =
+                format!("QP {qpn:#08x} is of {kind}: recovery `{policy}` is for RC and XRC, others lose what is lost");
             return refuse(errno::EINVAL, message);
         }
         match shards.command(shard_of(Qpn::new(qpn)), Command::SetRecovery { index: qpn & QPN_INDEX_MASK, policy }) {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use shm::attr::{QpCap, QpType, RecoveryPolicy, SrqAttr};
+use shm::attr::{QpCap, QpType, SrqAttr};
 use shm::control::Reply;
 use shm::inode::Inode;
 use shm::layout::QueueShape;
@@ -225,7 +225,7 @@ impl Control {
             srq_max_sge,
             block,
             max_rd_atomic,
-            recovery: RecoveryPolicy::GoBackN,
+            recovery: self.config.recovery.unasked,
         };
         let qp = Qp::new(config).unwrap_or_else(|error| unreachable!("the block is as large as the queue: {error}"));
         let answer = shards.command(shard, Command::AddQp { qp, doorbell_index: None });

@@ -301,7 +301,7 @@ pub struct QpConfig {
     pub srq: Option<u32>,
     /// XRC domain of a QP that receives (unique in the engine); 0 = none.
     pub xrcd: u32,
-    /// How lost packets are made up for; of RC only.
+    /// How lost packets are made up for; of reliable services only.
     pub recovery: RecoveryPolicy,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
@@ -328,7 +328,7 @@ impl Qp {
         let QpConfig { sq, rq, block, .. } = config;
         let depth = sq.depth as usize;
         let recv_sges = rq.max_sge.max(config.srq_max_sge) as usize;
-        let recovery = if config.kind == QpType::Rc { config.recovery } else { RecoveryPolicy::GoBackN };
+        let recovery = if config.kind.is_reliable() { config.recovery } else { RecoveryPolicy::GoBackN };
         let body = QpBody {
             path: None,
             sq: SendFetcher::new(&block, sq)?,

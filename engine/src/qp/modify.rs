@@ -1,6 +1,6 @@
 //! The control side of a QP: state changes, attributes, its path.
 
-use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpState, QpType, RecoveryPolicy};
+use shm::attr::{AccessFlags, QpAttr, QpAttrMask, QpState, RecoveryPolicy};
 use shm::control::AsyncEvent;
 use shm::ring::set_qp_error;
 use wire::{AckTimeout, Frame, PathMtu, Pkey, Psn, Qpn};
@@ -163,7 +163,7 @@ impl Qp {
         self.drop_kept_requests(env);
         self.body.late_requests = Lateness::NEW;
         self.body.repeats.clear();
-        self.recovery = if self.kind == QpType::Rc { env.recovery.unasked } else { RecoveryPolicy::GoBackN };
+        self.recovery = if self.kind.is_reliable() { env.recovery.unasked } else { RecoveryPolicy::GoBackN };
         self.reset_board(env);
         self.dest_qpn = Qpn::new(0);
         self.access = AccessFlags::NONE;

@@ -122,7 +122,9 @@ fn check_path(qp: &Qp, port: u8, config: &PortConfig, pkey: Pkey, frame: &Frame<
         QpType::Uc => info.service == ServiceType::Uc,
         QpType::Ud => info.service == ServiceType::Ud,
         // IBTA A14: one end has no responder, the other no requester.
-        QpType::XrcSend => info.service == ServiceType::Xrc && info.kind.is_response(),
+        QpType::XrcSend => {
+            info.service == ServiceType::Xrc && info.kind.is_response() || info.kind == OpKind::SelectiveAck
+        }
         QpType::XrcRecv => info.service == ServiceType::Xrc && !info.kind.is_response(),
     };
     if !is_of_service && info.kind != OpKind::Cnp {

@@ -497,7 +497,10 @@ fn only_its_user_and_root_set_it_and_only_of_rc() {
         let other = pair.clients[0].qp_of(&mut pair.hosts[0], kind, crate::support::CAP).qpn;
         let session = pair.clients[0].session;
         let message = refusal(ask(&mut pair, session, other));
-        assert_eq!(message, format!("QP {other:#08x} is of {kind}: recovery `sr` is for RC, others have `gbn` only"));
+        assert_eq!(
+            message,
+            format!("QP {other:#08x} is of {kind}: recovery `sr` is for RC and XRC, others lose what is lost")
+        );
     }
 }
 

@@ -13,7 +13,7 @@ mod domain;
 mod hostile;
 mod transfer;
 
-use shm::attr::{AccessFlags, QpType, SendFlags, WcStatus, WrOpcode};
+use shm::attr::{AccessFlags, QpType, RecoveryPolicy, SendFlags, WcStatus, WrOpcode};
 use shm::control::{Reply, Request};
 use shm::layout::{Cqe, SendWqe};
 use shm::ring::{CqPoller, RecvPoster};
@@ -79,6 +79,13 @@ impl Xrc {
         connect(&mut pair.hosts[1], session1, self.receiver, ip0, self.sender.qpn, recv, 1);
         pair.exchange();
         pair.sent.clear();
+    }
+
+    /// Both ends make up for lost packets in this way.
+    fn set_recovery(&mut self, policy: RecoveryPolicy) {
+        for (side, qpn) in [(0, self.sender.qpn), (1, self.receiver)] {
+            assert_eq!(self.pair.ask(side, Request::SetRecovery { qpn, policy }), Reply::Done);
+        }
     }
 
     /// Posts a receive of `length` bytes to an SRQ.

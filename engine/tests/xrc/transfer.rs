@@ -1,6 +1,6 @@
 //! Every operation of XRC, to the SRQ that its request names.
 
-use shm::attr::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use shm::attr::{RecoveryPolicy, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use shm::control::{AsyncEvent, Request};
 use shm::layout::SendWqe;
 use wire::Frame;
@@ -10,6 +10,8 @@ use crate::support::Connect;
 use crate::{UNSIGNALED, Xrc};
 
 const OK: WcStatus = WcStatus::Success;
+const POLICIES: [RecoveryPolicy; 3] =
+    [RecoveryPolicy::GoBackN, RecoveryPolicy::SelectiveRepeat, RecoveryPolicy::Hybrid];
 
 #[test]
 fn each_send_takes_a_receive_of_the_srq_that_it_names() {
@@ -115,39 +117,79 @@ fn an_empty_srq_asks_for_patience_and_the_other_is_left_alone() {
 /// READs that are asked again are answered out of the protection domain of their own SRQ, whatever came since.
 #[test]
 fn lost_packets_are_made_good_once_each() {
-    for period in 2..7 {
-        let mut x = Xrc::with(Connect { path_mtu: 1, timeout: 1, retry_cnt: 7, ..Connect::default() });
-        x.pair.write(0, 8192, &pattern(700));
-        x.pair.write(1, 4096, &pattern(900)[200..]);
-        for srq in 0..2 {
-            x.receive(srq, 30 + srq as u64, 1000);
+    for policy in POLICIES {
+        for period in 2..7 {
+            // Eight times 8 us; selective repeat, which has shorter timers of its own, may take eight times 1 ms.
+            let timeout = if policy.is_selective() { 8 } else { 1 };
+            let mut x = Xrc::with(Connect { path_mtu: 1, timeout, retry_cnt: 7, ..Connect::default() });
+            x.set_recovery(policy);
+            x.pair.write(0, 8192, &pattern(700));
+            x.pair.write(1, 4096, &pattern(900)[200..]);
+            for srq in 0..2 {
+                x.receive(srq, 30 + srq as u64, 1000);
+            }
+            for srq in [0, 1] {
+                x.post(SendWqe { flags: UNSIGNALED, ..x.wqe(srq, 1, WrOpcode::RdmaRead) }, 700);
+                let sge = x.pair.clients[0].sge(8192, 700);
+                x.sender.post(x.wqe(srq, 2 + srq as u64, WrOpcode::Send), &[sge]);
+            }
+            let mut count = 0;
+            let mut lose = |_: usize, frame: Vec<u8>| {
+                count += 1;
+                if count < 60 && count % period == 0 { vec![] } else { vec![frame] }
+            };
+            let mut sent = Vec::new();
+            for _ in 0..1_000 {
+                x.pair.exchange_with(&mut lose);
+                sent.extend(x.sent());
+                if sent.len() == 2 {
+                    break;
+                }
+                x.pair.now = x.pair.now.add_ns(20_000);
+            }
+            assert_eq!(sent, [(2, OK), (3, OK)], "{policy}: every {period}th lost");
+            assert!(x.pair.counters(0).retransmitted_packets > 0, "{policy}: every {period}th lost");
+            assert_eq!(x.pair.read(0, 0, 700), pattern(900)[200..]);
+            for srq in 0..2 {
+                let at = x.srqs[srq].at;
+                assert_eq!(x.received(srq).len(), 1);
+                assert_eq!(x.pair.read(1, at, 700), pattern(700));
+            }
         }
-        for srq in [0, 1] {
-            x.post(SendWqe { flags: UNSIGNALED, ..x.wqe(srq, 1, WrOpcode::RdmaRead) }, 700);
-            let sge = x.pair.clients[0].sge(8192, 700);
-            x.sender.post(x.wqe(srq, 2 + srq as u64, WrOpcode::Send), &[sge]);
+    }
+}
+
+/// How many request packets go twice when the second of 40 is lost, and what is kept at the receiver for its turn goes to the SRQ
+/// that it names.
+#[test]
+fn a_sender_repeats_selectively_only_what_is_lost() {
+    for (policy, least, most) in [(POLICIES[0], 30, 40), (POLICIES[1], 1, 1), (POLICIES[2], 1, 1)] {
+        let mut x = Xrc::with(Connect { path_mtu: 1, ..Connect::default() });
+        x.set_recovery(policy);
+        x.pair.write(0, 0, &pattern(20 * 256));
+        x.post(x.wqe(0, 1, WrOpcode::RdmaWrite), 20 * 256);
+        for srq in [1, 0] {
+            x.receive(srq, 7, 10 * 256);
+            x.post(x.wqe(srq, 2 + srq as u64, WrOpcode::Send), 10 * 256);
         }
         let mut count = 0;
-        let mut lose = |_: usize, frame: Vec<u8>| {
-            count += 1;
-            if count < 60 && count % period == 0 { vec![] } else { vec![frame] }
-        };
-        let mut sent = Vec::new();
-        for _ in 0..200 {
-            x.pair.exchange_with(&mut lose);
-            sent.extend(x.sent());
-            if sent.len() == 2 {
-                break;
-            }
+        x.pair.exchange_with(|from, frame| {
+            count += usize::from(from == 0);
+            if from == 0 && count == 2 { vec![] } else { vec![frame] }
+        });
+        for _ in 0..50 {
             x.pair.now = x.pair.now.add_ns(20_000);
+            x.pair.exchange();
         }
-        assert_eq!(sent, [(2, OK), (3, OK)], "every {period}th lost");
-        assert!(x.pair.counters(0).retransmitted_packets > 0, "every {period}th lost");
-        assert_eq!(x.pair.read(0, 0, 700), pattern(900)[200..]);
+        assert_eq!(x.sent(), [(1, OK), (3, OK), (2, OK)], "{policy}");
+        let [sender, receiver] = [x.pair.counters(0), x.pair.counters(1)];
+        assert!((least..=most).contains(&sender.retransmitted_packets), "{policy}: {}", sender.retransmitted_packets);
+        assert_eq!((sender.rewinds == 0, receiver.tx_sacks > 0), (policy.is_selective(), policy.is_selective()));
+        assert_eq!(x.pair.read(1, 4096, 20 * 256), pattern(20 * 256));
         for srq in 0..2 {
             let at = x.srqs[srq].at;
-            assert_eq!(x.received(srq).len(), 1);
-            assert_eq!(x.pair.read(1, at, 700), pattern(700));
+            assert_eq!(x.received(srq).iter().map(|cqe| (cqe.wr_id, cqe.byte_len)).collect::<Vec<_>>(), [(7, 2560)]);
+            assert_eq!(x.pair.read(1, at, 2560), pattern(2560));
         }
     }
 }
