@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use shm::attr::{AhAttr, GidType};
+use shm::attr::{AhAttr, GidType, static_rate_mbps};
 use wire::buf::Dest;
 use wire::multicast::group_mac;
 use wire::{Frame, MacAddr, PathFields, PathTemplate, Qpn, VlanTag, source_port_for_qpn};
@@ -185,6 +185,13 @@ impl Path {
     #[inline]
     pub(crate) fn is_resolved(&self) -> bool {
         self.is_resolved
+    }
+
+    /// The address vector's static rate, bits a second; `None` if it sets none that is slower than the port. IBTA 9.11.
+    pub(crate) fn static_rate_bps(&self, ports: &[PortState]) -> Option<u64> {
+        let port_mbps = ports.get(usize::from(self.port))?.config.speed_mbps;
+        let mbps = static_rate_mbps(self.ah.static_rate).filter(|&mbps| port_mbps == 0 || mbps < port_mbps)?;
+        Some(u64::from(mbps) * 1_000_000)
     }
 
     /// The lane of its packets.

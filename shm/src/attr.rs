@@ -458,8 +458,43 @@ pub struct AhAttr {
     pub traffic_class: u8,
     /// Service level: the 802.1p priority on a tagged network.
     pub sl: u8,
+    /// No more than this rate is sent to the peer: a code of `ibv_rate`, see [`static_rate_mbps`]; 0 = as fast as the port is.
+    pub static_rate: u8,
     /// Port, from 1.
     pub port_num: u8,
+}
+
+/// Largest code of a static rate.
+pub const STATIC_RATE_MAX: u8 = 24;
+
+/// Mbit/s of a static rate, as it is named: `IBV_RATE_25_GBPS` is 25,000. `None` for 0 and for codes that name no rate.
+pub const fn static_rate_mbps(code: u8) -> Option<u32> {
+    Some(match code {
+        2 => 2_500,
+        3 => 10_000,
+        4 => 30_000,
+        5 => 5_000,
+        6 => 20_000,
+        7 => 40_000,
+        8 => 60_000,
+        9 => 80_000,
+        10 => 120_000,
+        11 => 14_000,
+        12 => 56_000,
+        13 => 112_000,
+        14 => 168_000,
+        15 => 25_000,
+        16 => 100_000,
+        17 => 200_000,
+        18 => 300_000,
+        19 => 28_000,
+        20 => 50_000,
+        21 => 400_000,
+        22 => 600_000,
+        23 => 800_000,
+        24 => 1_200_000,
+        _ => return None,
+    })
 }
 
 /// Depths and sizes of a QP's queues (`ibv_qp_cap`).

@@ -272,6 +272,7 @@ pub(crate) fn path_of(attr: &ibv_ah_attr) -> AhAttr {
         hop_limit: attr.grh.hop_limit,
         traffic_class: attr.grh.traffic_class,
         sl: priority_of(attr.sl),
+        static_rate: attr.static_rate,
         port_num: attr.port_num,
     }
 }
@@ -287,6 +288,7 @@ pub(crate) fn path_as_c(path: &AhAttr) -> ibv_ah_attr {
             traffic_class: path.traffic_class,
         },
         sl: path.sl,
+        static_rate: path.static_rate,
         is_global: 1,
         port_num: path.port_num,
         ..ibv_ah_attr::default()

@@ -149,6 +149,7 @@ pub(crate) fn rtr_step(kind: QpType, remote: &RemoteQp, local: &ConnectAttr) -> 
         hop_limit: local.hop_limit,
         traffic_class: local.traffic_class,
         sl: local.sl,
+        static_rate: 0,
         port_num: local.port_num,
     };
     let attr = QpAttr {

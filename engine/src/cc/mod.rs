@@ -42,9 +42,9 @@ pub(crate) struct Limit {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Profile {
     settings: Settings,
-    /// No QP is faster: the port's speed or the operator's limit.
+    /// No QP is faster: the port's speed, the operator's limit, or the static rate of the path.
     line_bps: u64,
-    /// The operator set that limit: it holds where the algorithm sets none.
+    /// It is one of the latter two: it holds where the algorithm sets none.
     has_rate_limit: bool,
     law: Law,
 }
@@ -61,19 +61,25 @@ enum Law {
 impl Profile {
     /// Settings as they work out on a port of this speed, Mbit/s (0 = unknown).
     pub(crate) fn new(settings: Settings, speed_mbps: u32) -> Self {
+        Self::for_path(settings, speed_mbps, None)
+    }
+
+    /// The same for a QP whose path has a static rate, bits a second.
+    pub(crate) fn for_path(settings: Settings, speed_mbps: u32, static_rate_bps: Option<u64>) -> Self {
         let speed_bps = match u64::from(speed_mbps) * 1_000_000 {
             0 => SPEED_BPS_MAX,
             speed => speed.min(SPEED_BPS_MAX),
         };
-        let limit = settings.get(ParamId::RateLimit);
-        let line_bps = if limit == 0 { speed_bps } else { limit.min(speed_bps) };
+        let of_operator = Some(settings.get(ParamId::RateLimit)).filter(|&limit| limit != 0);
+        let limit = of_operator.into_iter().chain(static_rate_bps).min();
+        let line_bps = limit.unwrap_or(speed_bps).min(speed_bps);
         let law = match settings.algorithm() {
             Algorithm::None => Law::None,
             Algorithm::DcqcnNvidia | Algorithm::DcqcnPaper => Law::Dcqcn(DcqcnParams::new(&settings, line_bps)),
             Algorithm::Timely | Algorithm::TimelyOriginal => Law::Timely(TimelyParams::new(&settings, line_bps)),
             Algorithm::Swift => Law::Swift(SwiftParams::new(&settings)),
         };
-        Self { settings, line_bps, has_rate_limit: limit != 0, law }
+        Self { settings, line_bps, has_rate_limit: limit.is_some(), law }
     }
 
     /// What was set.

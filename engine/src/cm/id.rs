@@ -91,6 +91,7 @@ impl Path {
             hop_limit: HOP_LIMIT,
             traffic_class: self.traffic_class,
             sl: self.sl,
+            static_rate: 0,
             port_num: self.port + 1,
         }
     }

@@ -163,10 +163,13 @@ impl Qp {
 
     fn congestion_profile(&self, env: &Env) -> Option<Arc<Profile>> {
         let port = env.ports.get(usize::from(self.port))?;
-        Some(match &self.body.own_congestion {
-            Some(own) => Arc::new(Profile::new(**own, port.config.speed_mbps)),
-            None => Arc::clone(&port.congestion),
-        })
+        let own = self.body.own_congestion.as_deref();
+        let static_rate_bps = self.body.path.as_ref().and_then(|path| path.static_rate_bps(&env.ports));
+        if own.is_none() && static_rate_bps.is_none() {
+            return Some(Arc::clone(&port.congestion));
+        }
+        let settings = *own.unwrap_or(port.congestion.settings());
+        Some(Arc::new(Profile::for_path(settings, port.config.speed_mbps, static_rate_bps)))
     }
 
     /// The settings that hold for it, and what it makes of them.

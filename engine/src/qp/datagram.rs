@@ -41,18 +41,20 @@ impl Qp {
     /// Sends the datagram at the cursor.
     ///
     /// One whose neighbour is being asked for waits, and those behind it with it, for the seconds that the neighbour has to
-    /// answer; then it and all others to that neighbour are lost, as datagrams may be, until it answers.
+    /// answer; then it and all others to that neighbour are lost, as datagrams may be, until it answers. So does one that would
+    /// pass the static rate of its address handle.
     pub(super) fn transmit_datagram<T: TxBatch>(&mut self, env: &mut Env, tx: &mut T, slot: SendSlot) -> Step {
         if self.state == QpState::Sqd {
             return Step::Idle;
         }
         // The address handle lies in the client's memory: it is looked up anew for each work request.
-        let path = env.ahs.path(slot.compare_add, self.pd).filter(|path| path.port() == self.port);
-        let Some(path) = path else {
+        let ah = env.ahs.get(slot.compare_add, self.pd).filter(|ah| ah.path().port() == self.port);
+        let Some(ah) = ah else {
             env.counters.req_local_errors += 1;
             self.fail_oldest(env, WcStatus::LocQpOpErr, ErrorCause::BadAddressHandle);
             return Step::Idle;
         };
+        let path = ah.path();
         if path.lane() != self.lane {
             self.lane = path.lane();
             return Step::OtherLane;
@@ -61,6 +63,9 @@ impl Qp {
             return Step::NoRoom;
         }
         let dest_qpn = Qpn::new(slot.rkey);
+        if let Some(at) = ah.wait_until(env) {
+            return self.sleep_until(env, at);
+        }
         match path.next_hop(&env.ports) {
             NextHop::Known(station) => {
                 let (template, dest) = (path.datagram_template(self.qpn, station), path.dest(dest_qpn));
@@ -85,13 +90,12 @@ impl Qp {
                     self.fail_oldest(env, error.status, error.cause);
                     return Step::Idle;
                 }
+                ah.charge(frame_len);
                 env.count_transmit(self.port, dest, frame_len);
                 self.loop_back(env, tx, &slot, &template, group);
             }
             NextHop::Asked { again: false } => {
-                self.req.rnr_until = env.now.add_ns(LOOK_AGAIN_NS);
-                self.arm_timer(env);
-                return Step::Idle;
+                return self.sleep_until(env, env.now.add_ns(LOOK_AGAIN_NS));
             }
             NextHop::Asked { again: true } | NextHop::Failed => env.counters.ud_unreachable += 1,
         }
@@ -99,6 +103,14 @@ impl Qp {
         self.after_send(env, &slot, 1, false);
         self.complete_on_transmit(env, &slot, true);
         Step::Sent
+    }
+
+    /// The datagram at the cursor waits, and those behind it with it.
+    #[cold]
+    fn sleep_until(&mut self, env: &mut Env, at: Time) -> Step {
+        self.req.rnr_until = at;
+        self.arm_timer(env);
+        Step::Idle
     }
 
     /// A datagram to a group goes to the members in this engine as well, one copy for each shard. A copy that finds no room is

@@ -8,7 +8,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
 
-use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpState, QpType};
+use shm::attr::{AccessFlags, AhAttr, QpAttr, QpAttrMask, QpState, QpType, STATIC_RATE_MAX};
 use wire::{Gid, PathMtu};
 
 use QpAttrMask as Mask;
@@ -379,7 +379,7 @@ fn check_address_vector(path: &AhAttr, limits: &AttrLimits) -> Result<(), Modify
     in_range("ah_attr.grh.flow_label", path.flow_label, 0, (1 << 20) - 1)?;
     // On Ethernet the service level is the 802.1p priority, which has three bits.
     in_range("ah_attr.sl", u32::from(path.sl), 0, 7)?;
-    Ok(())
+    in_range("ah_attr.static_rate", u32::from(path.static_rate), 0, u32::from(STATIC_RATE_MAX))
 }
 
 /// The address vector of an address handle: one host or a multicast group.

@@ -397,6 +397,79 @@ fn a_multicast_group_needs_no_neighbour() {
     assert_eq!(pair.failures(0), [done(1)]);
 }
 
+/// Runs side 0 from one deadline to the next until `until`: when it sent how many bytes.
+fn run(pair: &mut Pair, until: u64) -> Vec<(u64, usize)> {
+    let mut sent = Vec::new();
+    while pair.now.as_ns() <= until {
+        for frame in pair.hosts[0].turn(pair.now) {
+            sent.push((pair.now.as_ns(), frame.len()));
+        }
+        if !pair.hosts[0].shard().wants_transmit() {
+            pair.now = pair.hosts[0].shard().next_deadline().max(pair.now.add_ns(1));
+        }
+    }
+    pair.now = engine::Time::from_ns(until);
+    sent
+}
+
+#[test]
+fn a_static_rate_holds_for_all_that_goes_by_its_handle_and_for_nothing_else() {
+    // 2.5 Gb/s, on a port of 100 Gb/s.
+    const CODE: u8 = 2;
+    let mut pair = pair();
+    let plain = handle(&mut pair);
+    let ip = pair.hosts[1].ip;
+    let slow = create_ah(&mut pair, 0, AhAttr { static_rate: CODE, ..vector(ip) });
+    let faster_than_the_port = create_ah(&mut pair, 0, AhAttr { static_rate: 17, ..vector(ip) });
+    let other = pair.clients[0].qp_of(&mut pair.hosts[0], QpType::Ud, CAP);
+    let c = pair.connect;
+    connect(&mut pair.hosts[0], pair.clients[0].session, other.qpn, ip, 0, c, 0);
+    let mut qps = [other];
+    let begin = pair.now.as_ns();
+    for wr_id in 0..30 {
+        let (wqe, sge) = (datagram(&pair, wr_id, slow), pair.clients[0].sge(0, MTU));
+        pair.qps[0].post(wqe, &[sge]);
+        qps[0].post(wqe, &[sge]);
+    }
+    let sent = run(&mut pair, begin + 10_000_000);
+    assert_eq!((sent.len(), pair.clients[0].poll().len()), (60, 60));
+    for (number, (at, bytes)) in sent.iter().enumerate() {
+        // Both queue pairs share the rate, from the first frame on.
+        let due = number as u64 * *bytes as u64 * 8 * 10 / 25;
+        assert!((due..=due + 1).contains(&(at - sent[0].0)), "frame {number}: {} ns", at - sent[0].0);
+    }
+    for ah in [plain, faster_than_the_port] {
+        for wr_id in 0..30 {
+            let (wqe, sge) = (datagram(&pair, wr_id, ah), pair.clients[0].sge(0, MTU));
+            pair.qps[0].post(wqe, &[sge]);
+        }
+        let begin = pair.now.as_ns();
+        let sent = run(&mut pair, begin);
+        assert_eq!((sent.len(), sent.last().map(|last| last.0)), (30, Some(begin)), "at once");
+    }
+}
+
+#[test]
+fn a_handle_that_was_idle_may_send_a_burst_and_a_limited_one_holds_its_queue_up() {
+    let mut pair = pair();
+    let plain = handle(&mut pair);
+    let ip = pair.hosts[1].ip;
+    let slow = create_ah(&mut pair, 0, AhAttr { static_rate: 2, ..vector(ip) });
+    pair.now = pair.now.add_ns(1_000_000);
+    for wr_id in 0..20 {
+        let wqe = datagram(&pair, wr_id, if wr_id < 19 { slow } else { plain });
+        pair.post(wqe, MTU);
+    }
+    let begin = pair.now.as_ns();
+    // 32 KiB and a frame: then one each 13.3 us, and the last right behind the one before it.
+    assert_eq!(run(&mut pair, begin).len(), 8);
+    let sent = run(&mut pair, begin + 1_000_000);
+    assert_eq!(sent.len(), 12);
+    assert_eq!(sent[11].0, sent[10].0);
+    // Ten frames of 4,164 bytes less what of the burst was left.
+    assert!((130_000..150_000).contains(&(sent[10].0 - begin)), "{} ns", sent[10].0 - begin);
+}
+
 #[test]
 fn handles_have_limits_and_their_domain_outlives_them() {
     let mut a = HostOptions::new(1);
@@ -414,6 +487,7 @@ fn handles_have_limits_and_their_domain_outlives_them() {
         (AhAttr { port_num: 2, ..good }, "22: ah_attr.port_num is 2, which is not in 1..=1"),
         (AhAttr { sgid_index: 1, ..good }, "22: ah_attr.grh.sgid_index is 1, which is not in 0..=0"),
         (AhAttr { sl: 8, ..good }, "22: ah_attr.sl is 8, which is not in 0..=7"),
+        (AhAttr { static_rate: 25, ..good }, "22: ah_attr.static_rate is 25, which is not in 0..=24"),
         (AhAttr { flow_label: 1 << 20, ..good }, "22: ah_attr.grh.flow_label is 1048576, which is not in 0..=1048575"),
         (
             vector([0; 4]),

@@ -142,6 +142,7 @@ impl Unreliable {
                     flow_label: attr.flow_label,
                     traffic_class: attr.traffic_class,
                     sl: attr.sl,
+                    static_rate: 0,
                     port_num: 1,
                 };
                 end.to = Some((end.pd.create_ah(&ah).or_say("making an address handle")?, peer));
