@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
+use shm::attr::WrOpcode;
 use wire::buf::TxBatch;
-use wire::{Bth, Frame, Opcode, Psn};
+use wire::{Bth, Frame, Opcode, Psn, RethRepr};
 
 use super::{Qp, Step};
-use crate::cc::{Controller, ParamId, Profile, Settings};
+use crate::cc::{Controller, Limit, ParamId, Profile, Settings};
 use crate::command::CongestionReport;
 use crate::pacer::Pacer;
 use crate::path::EcnMarking;
@@ -34,7 +35,7 @@ const ACK_REQUEST_NS: u64 = 50_000;
 pub(super) struct CcFlags(u8);
 
 impl CcFlags {
-    /// It has a rate.
+    /// It has a rate, which all that it sends keeps to.
     const PACED: u8 = 1;
     /// The controller wants to know of acknowledgements.
     const WANTS_ACKS: u8 = 2;
@@ -42,6 +43,8 @@ impl CcFlags {
     const WAITS: u8 = 4;
     /// A CNP is to be sent.
     const CNP_DUE: u8 = 8;
+    /// It limits the responses to its READs by when it asks for them.
+    const METERS_READS: u8 = 16;
 
     #[inline]
     fn set(&mut self, bit: u8, on: bool) {
@@ -61,6 +64,17 @@ impl CcFlags {
     #[inline]
     const fn waits(self) -> bool {
         self.0 & Self::WAITS != 0
+    }
+
+    /// Whether a request has to wait for the pacer.
+    #[inline]
+    pub(super) fn paces(self, opcode: WrOpcode) -> bool {
+        self.0 & (Self::PACED | Self::METERS_READS) != 0 && (self.is_paced() || opcode == WrOpcode::RdmaRead)
+    }
+
+    #[inline]
+    pub(super) const fn meters_reads(self) -> bool {
+        self.0 & Self::METERS_READS != 0
     }
 
     #[inline]
@@ -151,6 +165,7 @@ impl Qp {
         self.refresh_cnp_lane(env);
         self.apply_ecn(env);
         self.apply_limit(env);
+        self.refresh_parts();
     }
 
     /// A CNP that waits may have another priority now.
@@ -222,7 +237,7 @@ impl Qp {
         let limit = congestion.controller.limit(mtu_bytes, &congestion.profile);
         let rtt_ns = self.body.cold.rtt.estimate().map_or(0, |rtt| rtt.min_ns);
         let window = limit.window_packets.min(congestion.profile.window_cap(rtt_ns, mtu_bytes));
-        let rate_bps = limit.rate_bps.unwrap_or(0);
+        let rate_bps = pacer_rate(limit, &congestion.profile);
         if congestion.rate_bps == 0 {
             // Whatever was sent without a rate is no debt, and earns no credit.
             congestion.pacer = Pacer::new(env.now);
@@ -230,8 +245,10 @@ impl Qp {
         let is_raised = rate_bps == 0 || rate_bps > congestion.rate_bps || window > self.window_packets;
         congestion.rate_bps = rate_bps;
         self.window_packets = window.min(env.transport.window_packets);
-        self.ack_request_packets = ack_request_packets(env.transport.ack_request_packets, window, rate_bps, mtu_bytes);
-        self.cc.set(CcFlags::PACED, rate_bps != 0);
+        let (usual, limit_bps) = (env.transport.ack_request_packets, limit.rate_bps.unwrap_or(0));
+        self.ack_request_packets = ack_request_packets(usual, window, limit_bps, mtu_bytes);
+        self.cc.set(CcFlags::PACED, limit.rate_bps.is_some());
+        self.cc.set(CcFlags::METERS_READS, congestion.profile.meters_reads());
         let measures = congestion.profile.get(ParamId::WindowBdp) != 0 && congestion.profile.get(ParamId::BaseRtt) == 0;
         self.cc.set(CcFlags::WANTS_ACKS, congestion.controller.wants_acknowledgements() || measures);
         if self.cc.waits() && is_raised {
@@ -248,7 +265,7 @@ impl Qp {
             self.apply_limit(env);
         }
         let Some(congestion) = &mut self.body.congestion else { return true };
-        if !self.cc.is_paced() || congestion.pacer.may_send() {
+        if congestion.rate_bps == 0 || congestion.pacer.may_send() {
             congestion.last = output;
             return true;
         }
@@ -262,7 +279,7 @@ impl Qp {
     fn rate_is_stale(&self) -> bool {
         let Some(congestion) = &self.body.congestion else { return false };
         let limit = congestion.controller.limit(self.mtu.bytes(), &congestion.profile);
-        limit.rate_bps.unwrap_or(0) != congestion.rate_bps
+        pacer_rate(limit, &congestion.profile) != congestion.rate_bps
     }
 
     /// A frame of a limited QP went, and with it what it stands for: of a READ whose responses the requester limits, those.
@@ -270,8 +287,12 @@ impl Qp {
     pub(super) fn charge_pacer(&mut self, env: &mut Env, frame_bytes: usize, read_bytes: u32) {
         let Some(congestion) = &mut self.body.congestion else { return };
         let bytes = frame_bytes as u64;
-        let stands_for = if congestion.profile.meters_reads() { u64::from(read_bytes) } else { 0 };
-        congestion.pacer.charge(bytes + stands_for);
+        if self.cc.meters_reads() && read_bytes > 0 {
+            // Each response has the headers of its request, but for the RETH.
+            let headers = bytes.saturating_sub(RethRepr::LEN as u64) * u64::from(read_bytes.div_ceil(self.mtu.bytes()));
+            congestion.pacer.charge(u64::from(read_bytes) + headers);
+        }
+        congestion.pacer.charge(bytes);
         congestion.controller.sent(env.now, bytes, &congestion.profile);
         if self.rate_is_stale() {
             self.apply_limit(env);
@@ -304,7 +325,7 @@ impl Qp {
             self.cc.set(CcFlags::WAITS, false);
             return;
         }
-        if self.cc.is_paced() && !congestion.pacer.may_send() {
+        if congestion.rate_bps != 0 && !congestion.pacer.may_send() {
             env.pacing.schedule_no_later(self.index, congestion.wake_at());
             return;
         }
@@ -437,6 +458,13 @@ impl Qp {
         }
         Step::Sent
     }
+}
+
+/// The pacer's rate; 0 = it needs none. Requests for READs are small: without a rate many would go at once, and their responses wait
+/// for each other at the peer. So who limits those never asks for more than the port could take.
+fn pacer_rate(limit: Limit, profile: &Profile) -> u64 {
+    let of_reads = if profile.meters_reads() { profile.line_bps() } else { 0 };
+    limit.rate_bps.unwrap_or(of_reads)
 }
 
 /// How many packets a QP sends at most without asking for an acknowledgement: a quarter of its window, or what its rate makes of

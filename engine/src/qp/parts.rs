@@ -1,5 +1,6 @@
 //! READs that are asked for in parts: a QP that repeats selectively asks for no more responses than it can keep while it waits for
-//! one that is lost. Each part is a READ of its own to the peer, and counts as one against `max_rd_atomic`.
+//! one that is lost, and one that limits its READs itself for no more at once than it sends without asking for an answer. Each part
+//! is a READ of its own to the peer, and counts as one against `max_rd_atomic`.
 //!
 //! A part is asked for again within its own bounds: to the peer nothing else is a repeat of it.
 
@@ -22,14 +23,32 @@ pub(super) struct Asked {
 impl Qp {
     /// How many PSNs the next packet of a message takes: of a READ, how many responses it asks for. `None` if it has to wait.
     #[inline]
-    pub(super) fn psns_of_next(&self, slot: &SendSlot, in_flight: u32) -> Option<u32> {
+    pub(super) fn psns_of_next(&mut self, slot: &SendSlot, in_flight: u32) -> Option<u32> {
         if slot.sends_payload() {
-            Some(1)
-        } else if self.req.has_parts {
-            self.next_part(slot, in_flight)
-        } else {
-            Some(slot.packets - self.req.nxt_packet)
+            return Some(1);
         }
+        if self.cc.meters_reads() && !self.req.has_parts {
+            // READs that were asked for whole, before it came to this, are answered first.
+            if self.req.rd_outstanding > 0 {
+                return None;
+            }
+            self.req.has_parts = true;
+        }
+        if self.req.has_parts { self.next_part(slot, in_flight) } else { Some(slot.packets - self.req.nxt_packet) }
+    }
+
+    /// Most responses that one request may ask for; `None` = a READ is asked for whole.
+    fn part_packets(&self) -> Option<u32> {
+        let parts = u32::from(self.req.max_rd_atomic).clamp(1, PARTS_IN_WINDOW);
+        let kept = self.recovery.is_selective().then(|| (self.window_packets() / parts).max(1));
+        // A READ's answer is what a requester has in place of an acknowledgement.
+        let metered = self.cc.meters_reads().then(|| self.ack_request_packets * (PARTS_IN_WINDOW / parts));
+        kept.into_iter().chain(metered).min()
+    }
+
+    /// How READs are asked for may have changed.
+    pub(super) fn refresh_parts(&mut self) {
+        self.req.has_parts &= self.part_packets().is_some() || !self.body.asked.is_empty();
     }
 
     fn next_part(&self, slot: &SendSlot, in_flight: u32) -> Option<u32> {
@@ -37,16 +56,12 @@ impl Qp {
             return None;
         }
         let psn = self.req.nxt_psn;
-        let window = self.window_packets();
+        let window = self.window_packets().min(WINDOW);
         let wanted = match self.body.asked.within(psn, WINDOW.saturating_sub(in_flight)).first_from(psn) {
             // Sent before: up to where it went then.
             Some(last) => last.distance_from(psn).cast_unsigned() + 1,
-            None if self.recovery.is_selective() => {
-                let parts = u32::from(self.req.max_rd_atomic).clamp(1, PARTS_IN_WINDOW);
-                (slot.packets - self.req.nxt_packet).min((window / parts).max(1))
-            }
-            // It goes back N now: when all parts are answered, it asks for all that is left.
-            None => return None,
+            // If it asks for all that is left, it does so when all parts are answered.
+            None => self.part_packets()?.min(slot.packets - self.req.nxt_packet),
         };
         let count = wanted.min(window.saturating_sub(in_flight));
         // Not a few at a time.
@@ -69,7 +84,7 @@ impl Qp {
         self.body.asked = asked;
         // Of those in the set, PSNs that are to be sent again are not outstanding.
         self.req.rd_outstanding = asked.within(to, ahead).count() as u8;
-        self.req.has_parts = self.recovery.is_selective() || !asked.is_empty();
+        self.refresh_parts();
     }
 
     /// The request that a PSN in flight belongs to: `slot`, or the part of it that this is.

@@ -130,7 +130,7 @@ impl Qp {
             return self.execute_local(env, slot);
         }
         let Some(psns) = self.psns_of_next(&slot, in_flight) else { return Step::Idle };
-        if self.cc.is_paced() && !self.may_send_paced(env, Output::Request) {
+        if self.cc.paces(slot.opcode) && !self.may_send_paced(env, Output::Request) {
             return Step::Idle;
         }
         if tx.room() == 0 {
@@ -250,7 +250,7 @@ impl Qp {
                 return Step::Idle;
             }
         };
-        if self.cc.is_paced() {
+        if self.cc.paces(slot.opcode) {
             let offset = packet << self.mtu.shift();
             let read_bytes = if slot.opcode == WrOpcode::RdmaRead { asked.min(slot.length - offset) } else { 0 };
             self.charge_pacer(env, frame_len, read_bytes);

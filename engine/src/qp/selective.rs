@@ -381,7 +381,7 @@ impl Qp {
         let asked = psns << self.mtu.shift();
         match self.push_packet(env, tx, &slot, index, packet, psn, asked, true) {
             Ok(frame_len) => {
-                if self.cc.is_paced() {
+                if self.cc.paces(slot.opcode) {
                     let read_bytes = if slot.opcode == WrOpcode::RdmaRead { asked } else { 0 };
                     self.charge_pacer(env, frame_len, read_bytes);
                 }

@@ -3,16 +3,16 @@
 use engine::Time;
 use engine::cc::{Algorithm, Settings};
 use engine::command::{Answer, Command, Shards};
-use shm::attr::{QpState, QpType, WcStatus, WrOpcode};
+use shm::attr::{AhAttr, QpAttr, QpState, QpType, WcStatus, WrOpcode};
 use shm::control::congestion::{CongestionChange, CongestionReport, CongestionTarget};
 use shm::control::{Reply, Request};
 use wire::{Bth, Frame, Opcode, Psn};
 
 use crate::peer::Packet;
-use crate::support::{Client, Connect, HostOptions, Pair, connect, mark};
+use crate::support::{Client, Connect, HostOptions, Pair, STEPS, attributes, connect, mark, modify};
 
 /// A pair whose first host has these settings; the second never limits itself.
-fn pair_with(c: Connect, algorithm: &str, values: &[(&str, &str)]) -> Pair {
+pub(crate) fn pair_with(c: Connect, algorithm: &str, values: &[(&str, &str)]) -> Pair {
     let settings = Settings::new(Algorithm::None).change(Some(algorithm), values.iter().copied()).unwrap();
     let a = HostOptions { congestion: settings, ..HostOptions::new(1) };
     Pair::with(c, a, HostOptions::new(2), 2 << 20)
@@ -33,13 +33,18 @@ fn cnp(pair: &Pair) -> Packet {
 /// Runs both hosts until `until`, from one deadline to the next, and returns when the first host sent how many bytes with an
 /// opcode that `counts`.
 fn run(pair: &mut Pair, until: u64, counts: fn(Opcode) -> bool) -> Vec<(u64, usize)> {
+    run_from(pair, 0, until, counts)
+}
+
+/// The same for what either host sent.
+fn run_from(pair: &mut Pair, side: usize, until: u64, counts: fn(Opcode) -> bool) -> Vec<(u64, usize)> {
     let mut sent = Vec::new();
     let mut turns = 0;
     loop {
         pair.sent.clear();
         pair.exchange();
         for (from, frame) in &pair.sent {
-            if let (0, Ok(frame_words)) = (*from, Frame::parse(frame))
+            if let (true, Ok(frame_words)) = (*from == side, Frame::parse(frame))
                 && counts(frame_words.bth().opcode)
             {
                 sent.push((pair.now.as_ns(), frame.len()));
@@ -229,6 +234,75 @@ fn a_rate_limit_holds_whatever_the_algorithm() {
     }
 }
 
+/// The peer has no limit: responses come as they are asked for.
+#[test]
+fn timely_and_swift_limit_the_responses_to_their_own_reads() {
+    for algorithm in ["timely", "timely-original", "swift"] {
+        for limit in [1_000_000_000_u64, 10_000_000_000] {
+            let text = format!("{limit}bps");
+            let mut values = vec![("rate_limit", text.as_str())];
+            if algorithm == "swift" {
+                values.push(("start_cwnd", "256"));
+            }
+            let mut pair = pair(algorithm, &values);
+            for wr_id in 0..4 {
+                pair.post(pair.wqe(wr_id, WrOpcode::RdmaRead), 512 << 10);
+            }
+            let until = pair.now.as_ns() + 100_000_000;
+            let sent = run_from(&mut pair, 1, until, is_read_response);
+            assert_eq!((sent.len(), pair.completions(0).len()), (2_048, 4), "{algorithm}");
+            // At most 32 packets are asked for at a time.
+            check_pacing(&sent[..512], limit, (32 << 10) + 32 * 1_100);
+            near(rate(&sent), limit as f64, 0.02);
+            assert_eq!(pair.figure(0, "retransmitted_packets"), 0, "{algorithm}");
+        }
+    }
+}
+
+/// Connects both QPs anew with a static rate in the address vector of the first.
+fn set_static_rate(pair: &mut Pair, static_rate: u8) {
+    for side in 0..2 {
+        pair.go_to(side, QpState::Reset);
+        let attr = attributes(pair.hosts[1 - side].ip, pair.qps[1 - side].qpn, pair.connect, side);
+        let ah_attr = AhAttr { static_rate: if side == 0 { static_rate } else { 0 }, ..attr.ah_attr };
+        for (qp_state, mask) in STEPS {
+            let attr = QpAttr { qp_state, ah_attr, ..attr };
+            modify(&mut pair.hosts[side], pair.clients[side].session, pair.qps[side].qpn, attr, mask).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_static_rate_of_the_address_vector_holds_beside_any_other_limit() {
+    // 5 and 200 Gb/s, on a port of 100 Gb/s; and 0, which is none.
+    for (algorithm, limit, code, expected) in [
+        ("none", "0", 5, 5e9),
+        ("none", "2Gbps", 5, 2e9),
+        ("none", "9Gbps", 5, 5e9),
+        ("none", "9Gbps", 17, 9e9),
+        ("none", "9Gbps", 0, 9e9),
+        ("dcqcn", "0", 5, 5e9),
+        ("timely", "0", 5, 5e9),
+        ("swift", "0", 5, 5e9),
+    ] {
+        let mut pair = pair(algorithm, &[("rate_limit", limit), ("burst", "4096")]);
+        set_static_rate(&mut pair, code);
+        assert_eq!(pair.figure(0, "cc_rate_bps") as f64, expected, "{algorithm} {limit} {code}");
+        pair.post(pair.wqe(1, WrOpcode::RdmaWrite), 1 << 20);
+        let until = pair.now.as_ns() + 100_000_000;
+        let sent = run(&mut pair, until, is_write);
+        assert_eq!(pair.completions(0), [(1, WcStatus::Success)]);
+        near(rate(&sent[5..]), expected, 0.001);
+        // A change of the port's settings leaves it as it is.
+        set_port(&mut pair, Settings::new(Algorithm::None));
+        let left = if code == 5 { 5_000_000_000 } else { 100_000_000_000 };
+        assert_eq!(pair.figure(0, "cc_rate_bps"), left);
+    }
+    let mut pair = pair("none", &[]);
+    set_static_rate(&mut pair, 17);
+    assert_eq!(pair.figure(0, "cc_rate_limited"), 0, "a path faster than the port is no limit");
+}
+
 #[test]
 fn requests_and_responses_share_the_rate_and_neither_starves() {
     let mut pair = pair("none", &[("rate_limit", "100Mbps"), ("burst", "0")]);
@@ -290,7 +364,7 @@ fn a_change_of_settings_holds_at_once() {
     assert_eq!(pair.completions(0), [(2, WcStatus::Success)]);
 }
 
-fn set_port(pair: &mut Pair, settings: Settings) {
+pub(crate) fn set_port(pair: &mut Pair, settings: Settings) {
     let host = &mut pair.hosts[0];
     host.shards.now = pair.now;
     let answer = host.shards.command(0, Command::SetPortCongestion { port: 0, settings: Box::new(settings) });

@@ -1,10 +1,12 @@
-//! READs of a QP that repeats selectively: no more responses are asked for than can be kept, in parts that are asked for again
-//! within their own bounds.
+//! READs in parts: of a QP that repeats selectively, no more responses are asked for than can be kept; of one that limits its READs
+//! itself, they are asked for at its rate. Parts are asked for again within their own bounds.
 
+use engine::cc::{Algorithm, Settings};
 use shm::attr::{RecoveryPolicy, WrOpcode};
 use shm::layout::SendWqe;
 use wire::Opcode;
 
+use crate::congestion::{pair_with, set_port};
 use crate::peer::{Packet, done, pattern};
 use crate::support::{Connect, Pair};
 
@@ -190,4 +192,86 @@ fn a_peer_that_answers_too_far_ahead_takes_no_place_from_others() {
     assert_eq!(pair.counters(0).ghost_ack, 4);
     answer(&mut pair, 0..600);
     assert_eq!(pair.failures(0), [done(1)]);
+}
+
+/// A QP that goes back N and limits its READs itself.
+fn metered(rd_atomic: u8, algorithm: &str, values: &[(&str, &str)]) -> Pair {
+    pair_with(Connect { path_mtu: 1, rd_atomic, ..Connect::default() }, algorithm, values)
+}
+
+#[test]
+fn one_that_limits_its_reads_asks_for_them_at_its_rate() {
+    let (fast, slow) = ([("burst", "0")], [("burst", "0"), ("rate_limit", "1Gbps")]);
+    // The algorithm, READs at a time, packets of a part, parts that go one by one while nothing is answered.
+    let cases: [(&str, &[(&str, &str)], u8, u32, u32); 7] = [
+        ("timely", &fast, 16, 32, 8),
+        ("timely", &fast, 4, 32, 4),
+        ("timely", &fast, 2, 64, 2),
+        ("timely", &fast, 1, 128, 1),
+        // 50 us of its rate are 24 packets.
+        ("timely", &slow, 16, 24, 10),
+        // A quarter of its window.
+        ("swift", &fast, 16, 4, 4),
+        ("swift", &fast, 1, 16, 1),
+    ];
+    for (algorithm, values, rd_atomic, packets, parts) in cases {
+        let mut pair = metered(rd_atomic, algorithm, values);
+        post(&mut pair, 1, WrOpcode::RdmaRead, 600);
+        let rate_bps = pair.figure(0, "cc_rate_bps");
+        let mut said = pair.listen(0);
+        for part in 0..parts {
+            assert_eq!(reads(&said, 0), [(part * packets, packets)], "{algorithm} {rd_atomic}");
+            // When its responses are paid for with their headers, and not before.
+            let ns = u64::from(packets) * (256 + 58) * 8_000_000_000 / rate_bps;
+            assert_eq!(pair.wait(0, ns), [""; 0], "{algorithm} {rd_atomic}: part {part}");
+            said = pair.wait(0, 100 * 8_000_000_000 / rate_bps);
+        }
+        assert_eq!(said, [""; 0], "{algorithm} {rd_atomic}: the window is full, or so many READs are outstanding");
+    }
+}
+
+#[test]
+fn one_that_limits_its_reads_asks_again_for_the_same_parts() {
+    let mut pair = metered(16, "timely", &[("burst", "1MiB")]);
+    pair.now = pair.now.add_ns(1_000_000);
+    post(&mut pair, 1, WrOpcode::RdmaRead, 200);
+    post(&mut pair, 2, WrOpcode::RdmaWrite, 2);
+    let parts = [(0, 32), (32, 32), (64, 32), (96, 32), (128, 32), (160, 32), (192, 8)];
+    let said = pair.listen(0);
+    assert_eq!(reads(&said[..7], 0), parts);
+    // The end of the second part, and the third, are lost: an answer past its turn says so.
+    let heard = responses(&pair, (0..40).chain(96..97));
+    let said = pair.tell_all(0, &heard);
+    assert_eq!(reads(&said[..6], 0), [(40, 24), (64, 32), (96, 32), (128, 32), (160, 32), (192, 8)]);
+    answer(&mut pair, 40..200);
+    assert_eq!(pair.failures(0), [done(1)]);
+    assert_eq!((pair.figure(0, "rd_atomic_outstanding"), pair.counters(0).rewinds), (0, 1));
+}
+
+#[test]
+fn a_change_of_congestion_control_waits_for_what_is_in_flight() {
+    let mut pair = metered(4, "none", &[]);
+    post(&mut pair, 1, WrOpcode::RdmaRead, 300);
+    assert_eq!(reads(&pair.listen(0), 0), [(0, 300)]);
+    let timely = Settings::new(Algorithm::None).change(Some("timely"), [("burst", "1MiB")]).unwrap();
+    set_port(&mut pair, timely);
+    pair.now = pair.now.add_ns(1_000_000);
+    post(&mut pair, 2, WrOpcode::RdmaRead, 300);
+    assert_eq!(pair.listen(0), [""; 0], "the peer may still be busy with the one that was asked for whole");
+    let heard = responses(&pair, 0..300);
+    let said = pair.tell_all(0, &heard);
+    assert_eq!(reads(&said, 300), [(300, 32), (332, 32), (364, 32), (396, 32)]);
+    // And back: what was asked for in parts is answered first.
+    set_port(&mut pair, Settings::new(Algorithm::None));
+    assert_eq!(pair.listen(0), [""; 0]);
+    let heard = responses(&pair, 300..428);
+    assert_eq!(reads(&pair.tell_all(0, &heard), 300), [(428, 172)]);
+    answer(&mut pair, 428..600);
+    assert_eq!(pair.failures(0), [done(1), done(2)]);
+    assert_eq!((pair.figure(0, "rd_atomic_outstanding"), pair.counters(0).retransmitted_packets), (0, 0));
+    // With nothing in flight either holds at once.
+    set_port(&mut pair, timely);
+    set_port(&mut pair, Settings::new(Algorithm::None));
+    post(&mut pair, 3, WrOpcode::RdmaRead, 100);
+    assert_eq!(reads(&pair.listen(0), 600), [(600, 100)]);
 }
