@@ -7,6 +7,8 @@
 //! States chain as in zlib: [`update`] of a state and more data gives the state of all of it, and the last state is
 //! the CRC.
 
+use crc32fast::Hasher;
+
 use crate::bth::Bth;
 use crate::field::Fields;
 use crate::frame::{Frame, Network};
@@ -25,7 +27,7 @@ pub const SEED: u32 = 0x2144_df1c;
 #[inline]
 #[must_use]
 pub fn update(state: u32, data: &[u8]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new_with_initial(state);
+    let mut hasher = Hasher::new_with_initial(state);
     hasher.update(data);
     hasher.finalize()
 }
@@ -89,8 +91,13 @@ pub(crate) fn masked_bth(mut bth: [u8; Bth::LEN]) -> [u8; Bth::LEN] {
 /// Cost: reads the whole packet.
 #[must_use]
 pub fn compute(frame: &Frame<'_>) -> u32 {
-    // The parse has checked all lengths; an empty slice here would give a CRC that does not match, never a panic.
-    update(prefix_state(frame).unwrap_or(0), frame.after_bth())
+    // One hasher for all the pieces, since each asks anew what the CPU can do.
+    let mut crc = Hasher::new_with_initial(SEED);
+    // The parse has checked all lengths; a piece that is missing here would give a CRC that does not match, never a panic.
+    if cover_prefix(&mut crc, frame).is_some() {
+        crc.update(frame.after_bth());
+    }
+    crc.finalize()
 }
 
 /// Whether the frame's ICRC is right.
@@ -99,26 +106,27 @@ pub fn verify(frame: &Frame<'_>) -> bool {
     compute(frame) == frame.icrc()
 }
 
-/// The state after the masked headers, BTH included.
+/// Covers the masked headers, BTH included.
 #[inline]
-fn prefix_state(frame: &Frame<'_>) -> Option<u32> {
+fn cover_prefix(crc: &mut Hasher, frame: &Frame<'_>) -> Option<()> {
     let network = frame.ip_header();
     let bth = frame.bth_bytes()?;
-    Some(match frame.network() {
+    match frame.network() {
         Network::Ipv4 => {
             let (ip, options) = network.split_first_chunk()?;
-            let udp = frame.udp_bytes()?;
+            let prefix = masked_prefix_v4(ip, frame.udp_bytes()?, bth);
             if options.is_empty() {
-                return Some(update(SEED, &masked_prefix_v4(ip, udp, bth)));
+                crc.update(&prefix);
+            } else {
+                // Options are covered as they are, so the pieces are not adjacent.
+                let (ip, rest) = prefix.split_first_chunk::<{ Ipv4Repr::LEN }>()?;
+                [&ip[..], options, rest].iter().for_each(|piece| crc.update(piece));
             }
-            // Options are covered as they are, so the pieces are not adjacent.
-            let prefix = masked_prefix_v4(ip, udp, bth);
-            let (ip, rest) = prefix.split_first_chunk::<{ Ipv4Repr::LEN }>()?;
-            update(update(update(SEED, ip), options), rest)
         }
-        Network::Ipv6 => update(SEED, &masked_prefix_v6(network.first_chunk()?, frame.udp_bytes()?, bth)),
-        Network::Grh => update(SEED, &masked_prefix_v1(network.first_chunk()?, bth)),
-    })
+        Network::Ipv6 => crc.update(&masked_prefix_v6(network.first_chunk()?, frame.udp_bytes()?, bth)),
+        Network::Grh => crc.update(&masked_prefix_v1(network.first_chunk()?, bth)),
+    }
+    Some(())
 }
 
 #[cfg(test)]
