@@ -31,6 +31,8 @@ impl Output {
 #[derive(Debug, Default)]
 struct LaneQueues {
     lanes: [VecDeque<u32>; Lane::COUNT],
+    /// What the QP at the front of each lane has left of its quantum, packets; 0 = all of it.
+    left: [u32; Lane::COUNT],
     /// Lanes in which somebody waits.
     occupied: LaneSet,
 }
@@ -92,24 +94,26 @@ impl ReadyQueues {
         }
     }
 
-    /// The QP whose turn it is. The caller clears its bit.
+    /// The QP whose turn it is, and what it has left of its quantum if it was put back (else 0). The caller clears its bit.
     #[inline]
-    pub(crate) fn pop(&mut self, output: Output, lane: Lane) -> Option<u32> {
+    pub(crate) fn pop(&mut self, output: Output, lane: Lane) -> Option<(u32, u32)> {
         let queues = self.queues(output);
         let queue = &mut queues.lanes[lane.index()];
         let index = queue.pop_front();
         if queue.is_empty() {
             queues.occupied = queues.occupied.without(lane.set());
         }
-        index
+        Some((index?, std::mem::take(&mut queues.left[lane.index()])))
     }
 
-    /// Puts a QP back at the front: there was no room for its packet. The caller sets its bit.
+    /// Puts a QP back at the front: there was no room for its packet. The caller sets its bit. It goes on with what it has left of its
+    /// quantum: with a new one it would get all the room that a device has which is always nearly full.
     #[inline]
-    pub(crate) fn put_back(&mut self, output: Output, lane: Lane, index: u32) {
+    pub(crate) fn put_back(&mut self, output: Output, lane: Lane, index: u32, left: u32) {
         let queues = self.queues(output);
         queues.occupied = queues.occupied.or(lane.set());
         queues.lanes[lane.index()].push_front(index);
+        queues.left[lane.index()] = left;
     }
 
     /// Lanes in which acknowledgements or CNPs wait.
@@ -164,7 +168,7 @@ impl ReadyQueues {
         for output in Output::ALL {
             for lane in self.queues(output).occupied.iter() {
                 for _ in 0..self.queues(output).lanes[lane.index()].len() {
-                    let Some(index) = self.pop(output, lane) else { break };
+                    let Some((index, _)) = self.pop(output, lane) else { break };
                     self.schedule(output, lane_of(output, index), index, &mut { 0 });
                 }
             }
@@ -194,7 +198,7 @@ mod tests {
         }
         ready.sort_anew(|_, index| lane((index % 2) as u8 * 3));
         let drain = |ready: &mut ReadyQueues, lane| -> Vec<u32> {
-            std::iter::from_fn(|| ready.pop(Output::Request, lane)).collect()
+            std::iter::from_fn(|| ready.pop(Output::Request, lane)).map(|(index, _)| index).collect()
         };
         assert_eq!(drain(&mut ready, lane(0)), [0, 2, 4]);
         assert_eq!(drain(&mut ready, lane(3)), [1, 3, 5]);
@@ -225,7 +229,7 @@ mod tests {
         ready.change_lane(&Output::IN_OWN_LANE, lane(6), 7, scheduled);
         assert_eq!((ready.answers(), ready.pick_answer(lane(6))), (lane(6).set(), Output::Cnp));
         ready.sort_anew(|output, _| lane(if output == Output::Cnp { 5 } else { 1 }));
-        assert_eq!((ready.pop(Output::Cnp, lane(5)), ready.pop(Output::Ack, lane(1))), (Some(7), Some(7)));
+        assert_eq!((ready.pop(Output::Cnp, lane(5)), ready.pop(Output::Ack, lane(1))), (Some((7, 0)), Some((7, 0))));
         assert!(!ready.has_work(LaneSet::ALL));
         ready.schedule(Output::Cnp, lane(6), 7, &mut 0);
         ready.remove(7);
@@ -240,7 +244,10 @@ mod tests {
         ready.schedule(Output::Request, lane(2), 7, &mut scheduled);
         ready.schedule(Output::Request, lane(2), 8, &mut 0);
         ready.change_lane(&Output::IN_OWN_LANE, lane(5), 7, scheduled);
-        assert_eq!((ready.answers(), ready.pop(Output::Ack, lane(5))), (lane(5).set(), Some(7)));
-        assert_eq!((ready.pop(Output::Request, lane(2)), ready.pop(Output::Request, lane(5))), (Some(8), Some(7)));
+        assert_eq!((ready.answers(), ready.pop(Output::Ack, lane(5))), (lane(5).set(), Some((7, 0))));
+        assert_eq!(
+            (ready.pop(Output::Request, lane(2)), ready.pop(Output::Request, lane(5))),
+            (Some((8, 0)), Some((7, 0)))
+        );
     }
 }

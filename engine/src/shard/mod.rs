@@ -194,7 +194,7 @@ impl Shard {
         while let Some(state) = self.env.ports.get_mut(usize::from(port))
             && let Some(lane) = state.ready.flush_lane()
         {
-            let Some(index) = state.ready.pop(Output::Flush, lane) else { return };
+            let Some((index, _)) = state.ready.pop(Output::Flush, lane) else { return };
             let Some(Some(qp)) = self.qps.get_mut(index as usize) else { continue };
             qp.scheduled &= !(Output::Flush as u8);
             if qp.flush(&mut self.env, self.config.transport.flush_wqes) {

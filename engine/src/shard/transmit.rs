@@ -55,12 +55,13 @@ impl Shard {
     fn transmit_one_qp<T: TxBatch>(&mut self, port: u8, tx: &mut T, output: Output, mut lane: Lane) {
         let Self { env, qps, .. } = self;
         let Some(state) = env.ports.get_mut(usize::from(port)) else { return };
-        let Some(index) = state.ready.pop(output, lane) else { return };
+        let Some((index, left)) = state.ready.pop(output, lane) else { return };
         let mut meter = state.meter();
         let Some(Some(qp)) = qps.get_mut(index as usize) else { return };
         qp.scheduled &= !(output as u8);
         let mut has_more = true;
-        for _ in 0..env.transport.quantum_packets {
+        let quantum = if left == 0 { env.transport.quantum_packets } else { left };
+        for sent in 0..quantum {
             let step = match output {
                 Output::Ack => qp.transmit_ack(env, tx),
                 Output::Cnp => qp.transmit_cnp(env, tx),
@@ -81,7 +82,7 @@ impl Shard {
                     {
                         qp.scheduled |= output as u8;
                         let lane = qp.lane_of(output, state.qos.map());
-                        state.ready.put_back(output, lane, index);
+                        state.ready.put_back(output, lane, index, quantum - sent);
                     }
                     has_more = false;
                     break;

@@ -75,3 +75,30 @@ fn qps_of_one_priority_take_turns_as_they_always_did() {
     let expected: Vec<u32> = (0..4).flat_map(|flow| [world.flows[flow][1].qpn; 16]).collect();
     assert_eq!(order, expected);
 }
+
+#[test]
+fn room_for_less_than_a_quantum_at_a_time_goes_to_everybody() {
+    // What a device has free that is busy sending.
+    for room in [1, 3, 8, 16, 40] {
+        let mut world = World::new(QosSettings::default(), &[0, 0, 0]);
+        let mut of_flow = [0_usize; 3];
+        while of_flow.iter().sum::<usize>() < 1_200 {
+            world.pair.completions(0);
+            for flow in 0..3 {
+                while world.flows[flow][0].send.free() > 0 {
+                    world.post(0, flow, WrOpcode::RdmaWrite, 1, 40_000);
+                }
+            }
+            let frames = world.transmit(room);
+            for frame in &frames {
+                let dest = Frame::parse(frame).unwrap().bth().dest_qpn.value();
+                let flow = world.flows.iter().position(|qps| qps[1].qpn == dest).unwrap();
+                of_flow[flow] += 1;
+            }
+            world.answer(&frames);
+            world.wait(1_000);
+        }
+        let (least, most) = (of_flow.iter().min().unwrap(), of_flow.iter().max().unwrap());
+        assert!(most - least <= 40, "room {room}: {of_flow:?}");
+    }
+}
