@@ -47,4 +47,4 @@ pub mod wake;
 /// Version of everything in this crate that two processes must agree on.
 ///
 /// A client says it first; the daemon refuses any other value with a sentence that names both.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;

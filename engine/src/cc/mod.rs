@@ -92,6 +92,11 @@ impl Profile {
         self.line_bps
     }
 
+    /// That is a limit of the operator's or the path's, and not the port's speed.
+    pub(crate) fn has_rate_limit(&self) -> bool {
+        self.has_rate_limit
+    }
+
     /// The value of a parameter.
     #[inline]
     pub(crate) fn get(&self, id: ParamId) -> u64 {

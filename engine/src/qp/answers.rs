@@ -18,7 +18,7 @@ impl Qp {
         if self.resp.pending_responses == 0 || self.req.unresolved {
             return Step::Idle;
         }
-        if self.cc.is_paced() && !self.may_send_paced(env, Output::Response) {
+        if self.cc.paces_responses() && !self.may_send_paced(env, Output::Response) {
             return Step::Idle;
         }
         if tx.room() == 0 {
@@ -30,7 +30,7 @@ impl Qp {
             let sent = self.send_read_response(env, tx, &part);
             return match sent {
                 Ok(frame_len) => {
-                    if self.cc.is_paced() {
+                    if self.cc.paces_responses() {
                         self.charge_pacer(env, frame_len, 0);
                     }
                     self.after_repeated_response();
@@ -57,7 +57,7 @@ impl Qp {
             Ok(frame_len) => frame_len,
             Err(fault) => return self.fail_response(env, &resource, fault),
         };
-        if self.cc.is_paced() {
+        if self.cc.paces_responses() {
             self.charge_pacer(env, frame_len, 0);
         }
         let place = &mut self.body.resources[index];

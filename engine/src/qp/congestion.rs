@@ -45,6 +45,8 @@ impl CcFlags {
     const CNP_DUE: u8 = 8;
     /// It limits the responses to its READs by when it asks for them.
     const METERS_READS: u8 = 16;
+    /// READ responses keep to the rate as well.
+    const PACES_RESPONSES: u8 = 32;
 
     #[inline]
     fn set(&mut self, bit: u8, on: bool) {
@@ -70,6 +72,12 @@ impl CcFlags {
     #[inline]
     pub(super) fn paces(self, opcode: WrOpcode) -> bool {
         self.0 & (Self::PACED | Self::METERS_READS) != 0 && (self.is_paced() || opcode == WrOpcode::RdmaRead)
+    }
+
+    /// Whether a READ response has to wait for the pacer.
+    #[inline]
+    pub(super) const fn paces_responses(self) -> bool {
+        self.0 & Self::PACES_RESPONSES != 0
     }
 
     #[inline]
@@ -249,6 +257,9 @@ impl Qp {
         self.ack_request_packets = ack_request_packets(usual, window, limit_bps, mtu_bytes);
         self.cc.set(CcFlags::PACED, limit.rate_bps.is_some());
         self.cc.set(CcFlags::METERS_READS, congestion.profile.meters_reads());
+        // Who asks limits them where nobody tells who answers: only what was set for the QP holds for them then.
+        let is_told = !congestion.profile.meters_reads() || congestion.profile.has_rate_limit();
+        self.cc.set(CcFlags::PACES_RESPONSES, limit.rate_bps.is_some() && is_told);
         let measures = congestion.profile.get(ParamId::WindowBdp) != 0 && congestion.profile.get(ParamId::BaseRtt) == 0;
         self.cc.set(CcFlags::WANTS_ACKS, congestion.controller.wants_acknowledgements() || measures);
         if self.cc.waits() && is_raised {

@@ -259,6 +259,31 @@ fn timely_and_swift_limit_the_responses_to_their_own_reads() {
     }
 }
 
+/// The first host answers: it measures nothing then, and its peer sees to the rate.
+#[test]
+fn responses_of_timely_and_swift_keep_to_a_limit_that_was_set_and_to_nothing_else() {
+    let all: [(&str, &[(&str, &str)], Option<f64>); 4] = [
+        ("timely", &[("start_rate", "1Gbps"), ("burst", "0")], None),
+        ("swift", &[("start_cwnd", "0.01"), ("burst", "0")], None),
+        ("timely", &[("rate_limit", "1Gbps"), ("burst", "0")], Some(1e9)),
+        ("swift", &[("rate_limit", "1Gbps"), ("burst", "0")], Some(1e9)),
+    ];
+    for (algorithm, values, limit) in all {
+        let mut pair = pair(algorithm, values);
+        let mut read = pair.wqe(2, WrOpcode::RdmaRead);
+        read.rkey = pair.clients[0].key;
+        let sge = pair.clients[1].sge(0, 256 << 10);
+        pair.qps[1].post(read, &[sge]);
+        let until = pair.now.as_ns() + 100_000_000;
+        let sent = run(&mut pair, until, is_read_response);
+        assert_eq!((sent.len(), pair.completions(1).len()), (256, 1), "{algorithm}");
+        match limit {
+            Some(limit) => near(rate(&sent), limit, 0.003),
+            None => assert_eq!(sent.last().map(|last| last.0), Some(sent[0].0), "{algorithm}: all at once"),
+        }
+    }
+}
+
 /// Connects both QPs anew with a static rate in the address vector of the first.
 fn set_static_rate(pair: &mut Pair, static_rate: u8) {
     for side in 0..2 {
