@@ -14,6 +14,7 @@ mod connections;
 mod incidents;
 mod loss;
 mod network;
+mod reads;
 mod retries;
 mod scenario;
 mod swarm;
