@@ -435,10 +435,10 @@ proptest! {
             }
             prop_assert!(fabric.balance().is_even(), "{:?}", fabric.balance());
         }
-        // Longer than any pause.
+        // Two seconds, longer than any pause.
         for _ in 0..400 {
             (0..3).for_each(|port| drop(taken(&mut fabric, port)));
-            fabric.turn(fabric.now.add_ns(1_000_000_000));
+            fabric.turn(fabric.now.add_ns(5_000_000));
         }
         prop_assert_eq!(fabric.balance().inside, 0);
     }
