@@ -20,13 +20,16 @@ mod run;
 mod stat;
 
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::client::Client;
 use crate::outcome::{CommandError, Outcome};
+
+/// Where a daemon's control socket is if nobody says otherwise.
+const DEFAULT_SOCKET: &str = "/run/ferroce/ferroced.sock";
 
 /// Shows what a Ferroce daemon and its queue pairs are doing, decodes captures of RoCE traffic, and plays pingpong with a peer.
 #[derive(Parser)]
@@ -38,7 +41,7 @@ struct Cli {
         global = true,
         value_name = "PATH",
         env = "FERROCE_SOCKET",
-        default_value = "/run/ferroce/ferroced.sock"
+        default_value = DEFAULT_SOCKET
     )]
     socket: PathBuf,
     /// Print JSON; where there is more than one answer, one object a line.
@@ -118,7 +121,7 @@ fn run(cli: &Cli, out: &mut impl Write) -> Result<Outcome, CommandError> {
         Command::Qos(args) => qos::run(&connect()?, args, cli.json, out),
         Command::Cc(args) => cc::run(&connect()?, args, cli.json, out),
         Command::Res(args) => res::run(&connect()?, args, cli.json, out),
-        Command::Run(args) => run::run(args, out),
+        Command::Run(args) => run::run(args, (cli.socket != Path::new(DEFAULT_SOCKET)).then_some(&*cli.socket), out),
         Command::Fabric(args) => fabric::run(args, cli.json, out),
         Command::Pcap(args) => pcap::run(args, cli.json, out),
         Command::Rping(args) => rping::run(&cli.socket, args, out),

@@ -18,6 +18,8 @@ const LIBRARY: &str = "libibverbs.so.1";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// Where our library looks for daemons.
 const SOCKETS: &str = "FERROCE_SOCKETS";
+/// The folder of sockets if nobody names one.
+const SOCKET_FOLDER: &str = "/run/ferroce";
 /// Folders of the library, seen from the folder of this program: as installed, and as built.
 const FOLDERS: [&str; 2] = ["../lib/ferroce", "../verbs-c"];
 
@@ -27,9 +29,10 @@ pub(crate) struct Args {
     /// Folder of our libibverbs.so.1; by default ../lib/ferroce or ../verbs-c, seen from this program.
     #[arg(long, value_name = "FOLDER")]
     libraries: Option<PathBuf>,
-    /// Control sockets, or folders of them (*.sock), separated by colons: a device each.
-    #[arg(long, value_name = "PATHS", env = SOCKETS, default_value = "/run/ferroce")]
-    sockets: OsString,
+    /// Control sockets, or folders of them (*.sock), separated by colons: a device each; by default the one of --socket if it is given,
+    /// else /run/ferroce.
+    #[arg(long, value_name = "PATHS", env = SOCKETS)]
+    sockets: Option<OsString>,
     /// Show the devices under /sys/class/infiniband and /dev/infiniband too, in a private view of both, for programs that look
     /// there (UCX).
     #[arg(long)]
@@ -67,10 +70,12 @@ pub(crate) enum RunError {
     },
 }
 
-/// Becomes the program; returns only if it can't, or with --print-env.
-pub(crate) fn run(args: &Args, out: &mut impl Write) -> Result<Outcome, CommandError> {
+/// Becomes the program; returns only if it can't, or with --print-env. `socket` is the daemon that --socket names, if it does.
+pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut impl Write) -> Result<Outcome, CommandError> {
     let folder = library_folder(args.libraries.as_deref())?;
-    let variables = variables(&folder, &args.sockets, env::var_os(LIBRARY_PATH).as_deref())?;
+    let named = args.sockets.clone().or_else(|| socket.map(|socket| socket.as_os_str().to_owned()));
+    let sockets = named.unwrap_or_else(|| SOCKET_FOLDER.into());
+    let variables = variables(&folder, &sockets, env::var_os(LIBRARY_PATH).as_deref())?;
     let Some((program, arguments)) = args.command.split_first().filter(|_| !args.print_env) else {
         for (name, value) in &variables {
             writeln!(out, "{name}={}", printable(&value.to_string_lossy()))?;
@@ -78,8 +83,12 @@ pub(crate) fn run(args: &Args, out: &mut impl Write) -> Result<Outcome, CommandE
         return Ok(Outcome::Good);
     };
     out.flush()?;
+    if !view::has_sockets(&sockets) {
+        // It may do without devices, or wait for one.
+        eprintln!("ferroce: no daemon has a socket at {}: the program finds no device", sockets.to_string_lossy());
+    }
     if args.sysfs {
-        let devices = view::devices(&args.sockets).map_err(RunError::from)?;
+        let devices = view::devices(&sockets).map_err(RunError::from)?;
         view::enter(&devices).map_err(RunError::from)?;
     }
     let error = Command::new(program).args(arguments).envs(variables).exec();

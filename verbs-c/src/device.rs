@@ -101,7 +101,7 @@ fn devices() -> Vec<NonNull<DeviceObject>> {
     let mut answering = Vec::new();
     for socket in sockets() {
         // Who does not answer is no device now, and may be one later.
-        let Ok(context) = Context::connect(&socket) else { continue };
+        let Ok(context) = Context::connect(&socket).inspect_err(entry::explain) else { continue };
         // SAFETY: devices are never freed or changed.
         let known = found.0.iter().copied().find(|device| unsafe { device.as_ref() }.socket == socket);
         answering.push(known.unwrap_or_else(|| {

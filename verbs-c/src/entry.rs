@@ -32,7 +32,7 @@ impl From<PostError> for Failure {
 }
 
 /// Says on standard error why something was refused, if the user wants to know.
-fn explain(error: &VerbsError) {
+pub(crate) fn explain(error: &VerbsError) {
     static VERBOSE: OnceLock<bool> = OnceLock::new();
     if *VERBOSE.get_or_init(|| std::env::var_os("FERROCE_VERBOSE").is_some_and(|value| value != "0")) {
         eprintln!("ferroce: {error}");

@@ -59,6 +59,11 @@ pub(super) fn devices(sockets: &OsString) -> Result<Vec<Device>, ViewError> {
     Ok(devices)
 }
 
+/// Whether there is a socket that the library would try.
+pub(super) fn has_sockets(sockets: &OsString) -> bool {
+    std::env::split_paths(sockets).flat_map(|path| sockets_at(&path)).any(|path| path.exists())
+}
+
 /// A socket, or those of a folder in the library's order.
 fn sockets_at(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else { return vec![path.to_owned()] };

@@ -31,7 +31,26 @@ fn the_program_s_status_is_the_tool_s() {
     assert_eq!((run.status, run.stdout.as_str()), (7, "/run/ferroce\n"));
     let missing = ferroce(["run", "--libraries", path, "--", "no-such-program"]);
     assert_eq!(missing.status, 2);
-    assert!(missing.stderr.starts_with("ferroce: no-such-program can't be started: "), "{}", missing.stderr);
+    assert!(missing.stderr.contains("ferroce: no-such-program can't be started: "), "{}", missing.stderr);
+}
+
+#[test]
+fn one_daemon_is_named_as_for_all_commands_and_no_daemon_is_told() {
+    let folder = folder();
+    let path = folder.path().to_str().expect("text");
+    let run =
+        ferroce(["--socket", "/run/one.sock", "run", "--libraries", path, "--", "sh", "-c", "echo $FERROCE_SOCKETS"]);
+    assert_eq!((run.status, run.stdout.as_str()), (0, "/run/one.sock\n"));
+    let told = "ferroce: no daemon has a socket at /run/one.sock: the program finds no device\n";
+    assert_eq!(run.stderr, told);
+    // Several are named in another way, which counts.
+    let both = ["--socket", "/run/one.sock", "run", "--libraries", path, "--sockets", path, "--print-env"];
+    let run = ferroce(both);
+    assert!(run.stdout.ends_with(&format!("FERROCE_SOCKETS={path}\n")), "{}", run.stdout);
+    let socket = folder.path().join("d.sock");
+    let _daemon = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
+    let run = ferroce(["run", "--libraries", path, "--sockets", path, "--", "true"]);
+    assert_eq!((run.status, run.stderr.as_str()), (0, ""));
 }
 
 #[test]
