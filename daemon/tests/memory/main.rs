@@ -23,13 +23,14 @@ use daemon::embedded::{engine_config, polled_pair, threaded_pair};
 use daemon::{IdlePolicy, LcoreSetup};
 use ferroce::control::{MrTier, Reply, Request};
 use ferroce::{
-    AccessFlags, Context, MemoryTiers, OwnRange, ProcessRegion, SendWr, Sge, VerbsError, WcStatus, WorkCompletion,
+    AccessFlags, ConnectAttr, Context, MemoryTiers, OwnRange, ProcessRegion, SendWr, Sge, VerbsError, WcStatus,
+    WorkCompletion,
 };
 use nix::libc;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use support::{PATIENCE, Peer, connect};
+use support::{PATIENCE, Peer, connect_with};
 
 /// These tests share the machine's two cores: engines that spin would starve each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -66,7 +67,8 @@ impl Bed {
 
     fn of(contexts: [Context; 2], nodes: Box<dyn Any + Send + Sync>) -> Self {
         let [a, b] = contexts.map(|context| Peer::new(context, 4 << 20, 0));
-        connect(&a, &b);
+        // 2 s and seven times more: where many others want the cores an engine waits for its turn for longer than the usual half second.
+        connect_with(&a, &b, &ConnectAttr { timeout: 19, ..ConnectAttr::default() });
         Self { a, b, _nodes: nodes }
     }
 

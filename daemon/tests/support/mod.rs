@@ -71,9 +71,14 @@ impl Peer {
 
 /// Takes both to RTS with each other.
 pub(crate) fn connect(a: &Peer, b: &Peer) {
+    connect_with(a, b, &ConnectAttr::default());
+}
+
+/// The same with attributes that both have.
+pub(crate) fn connect_with(a: &Peer, b: &Peer, attr: &ConnectAttr) {
     let (here, there) = (a.info(), b.info());
-    connect_rc(&a.qp, &here, &there, &ConnectAttr::default()).unwrap();
-    connect_rc(&b.qp, &there, &here, &ConnectAttr::default()).unwrap();
+    connect_rc(&a.qp, &here, &there, attr).unwrap();
+    connect_rc(&b.qp, &there, &here, attr).unwrap();
 }
 
 /// Datagrams between QPs of their own, each with its data and its sender checked.

@@ -129,7 +129,7 @@ impl ProcessRange {
         // One chunk a cell: what was given up stays as it is.
         let place = |cell: u64| usize::try_from(cell - first).ok().and_then(|at| cells.get(at));
         let set = |cell| place(cell).is_some_and(|place| place.set(Arc::clone(chunk)).is_ok());
-        (cell(range.start)..=cell(range.end - 1)).fold(true, |all, cell| set(cell) && all)
+        (cell(range.start)..=cell(range.end - 1)).all(set)
     }
 
     /// True if no chunk has the cells of `addresses` yet.
