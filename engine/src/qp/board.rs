@@ -159,11 +159,13 @@ impl Board {
         }
     }
 
-    /// A response has come, however long ago it was asked for: what the peer was asked for again a round trip ago it has sent
-    /// before this one.
+    /// A response has come, however long ago it was asked for. If that was once: what the peer was asked for again a round trip ago
+    /// it has sent before this one.
     pub(super) fn note_response(&mut self, psn: Psn, rtt: &RttMeter, now: Time, config: &RecoveryConfig) {
         self.note_arrival(psn, rtt, now, config);
-        if let Some(rtt) = rtt.estimate() {
+        if !self.repeated.contains(psn)
+            && let Some(rtt) = rtt.estimate()
+        {
             self.asked_before = Time::from_ns(now.as_ns().saturating_sub(rtt.smoothed_ns));
         }
     }

@@ -202,17 +202,18 @@ fn metered(rd_atomic: u8, algorithm: &str, values: &[(&str, &str)]) -> Pair {
 #[test]
 fn one_that_limits_its_reads_asks_for_them_at_its_rate() {
     let (fast, slow) = ([("burst", "0")], [("burst", "0"), ("rate_limit", "1Gbps")]);
+    let (fast, slow) = (fast.as_slice(), slow.as_slice());
     // The algorithm, READs at a time, packets of a part, parts that go one by one while nothing is answered.
-    let cases: [(&str, &[(&str, &str)], u8, u32, u32); 7] = [
-        ("timely", &fast, 16, 32, 8),
-        ("timely", &fast, 4, 32, 4),
-        ("timely", &fast, 2, 64, 2),
-        ("timely", &fast, 1, 128, 1),
+    let cases = [
+        ("timely", fast, 16, 32, 8),
+        ("timely", fast, 4, 32, 4),
+        ("timely", fast, 2, 64, 2),
+        ("timely", fast, 1, 128, 1),
         // 50 us of its rate are 24 packets.
-        ("timely", &slow, 16, 24, 10),
+        ("timely", slow, 16, 24, 10),
         // A quarter of its window.
-        ("swift", &fast, 16, 4, 4),
-        ("swift", &fast, 1, 16, 1),
+        ("swift", fast, 16, 4, 4),
+        ("swift", fast, 1, 16, 1),
     ];
     for (algorithm, values, rd_atomic, packets, parts) in cases {
         let mut pair = metered(rd_atomic, algorithm, values);
@@ -274,4 +275,27 @@ fn a_change_of_congestion_control_waits_for_what_is_in_flight() {
     set_port(&mut pair, Settings::new(Algorithm::None));
     post(&mut pair, 3, WrOpcode::RdmaRead, 100);
     assert_eq!(reads(&pair.listen(0), 600), [(600, 100)]);
+
+#[test]
+fn a_repeat_that_is_lost_too_is_missed_a_round_trip_later() {
+    let mut pair = pair(4);
+    // A round trip takes 10 us.
+    post(&mut pair, 1, WrOpcode::RdmaRead, 1);
+    pair.listen(0);
+    pair.wait(0, 10_000);
+    answer(&mut pair, [0]);
+    post(&mut pair, 2, WrOpcode::RdmaRead, 200);
+    pair.listen(0);
+    pair.wait(0, 10_000);
+    let heard = responses(&pair, (1..=20).filter(|psn| ![5, 9].contains(psn)));
+    assert_eq!(pair.tell_all(0, &heard), [""; 0]);
+    assert_eq!(reads(&pair.wait(0, 2_500), 1), [(5, 1), (9, 1)]);
+    pair.wait(0, 5_000);
+    let heard = responses(&pair, 21..=30);
+    assert_eq!(pair.tell_all(0, &heard), [""; 0], "these were on their way already");
+    pair.wait(0, 8_500);
+    let heard = responses(&pair, [5]);
+    assert_eq!(pair.tell_all(0, &heard), [""; 0], "one repeat says nothing of the next");
+    let heard = responses(&pair, [31]);
+    assert_eq!(reads(&pair.tell_all(0, &heard), 1), [(9, 1)]);
 }
