@@ -93,7 +93,7 @@ macro_rules! coded_enum {
 }
 
 coded_enum! {
-    /// How a QP of RC makes up for lost packets.
+    /// How a QP of RC or XRC makes up for lost packets.
     RecoveryPolicy {
         /// Go-back-N, as the specification has it: everything from the first lost packet on is sent again. Any peer can do it.
         GoBackN = 0, "gbn";

@@ -11,6 +11,9 @@ use wire::{Bth, Frame, Opcode, Psn};
 use crate::peer::Packet;
 use crate::support::{Client, Connect, HostOptions, Pair, STEPS, attributes, connect, mark, modify};
 
+/// Parameters and what they are set to.
+pub(crate) type Values<'a> = &'a [(&'a str, &'a str)];
+
 /// A pair whose first host has these settings; the second never limits itself.
 pub(crate) fn pair_with(c: Connect, algorithm: &str, values: &[(&str, &str)]) -> Pair {
     let settings = Settings::new(Algorithm::None).change(Some(algorithm), values.iter().copied()).unwrap();
@@ -262,7 +265,7 @@ fn timely_and_swift_limit_the_responses_to_their_own_reads() {
 /// The first host answers: it measures nothing then, and its peer sees to the rate.
 #[test]
 fn responses_of_timely_and_swift_keep_to_a_limit_that_was_set_and_to_nothing_else() {
-    let all: [(&str, &[(&str, &str)], Option<f64>); 4] = [
+    let all: [(&str, Values<'_>, Option<f64>); 4] = [
         ("timely", &[("start_rate", "1Gbps"), ("burst", "0")], None),
         ("swift", &[("start_cwnd", "0.01"), ("burst", "0")], None),
         ("timely", &[("rate_limit", "1Gbps"), ("burst", "0")], Some(1e9)),

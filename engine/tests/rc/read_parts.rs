@@ -6,7 +6,7 @@ use shm::attr::{RecoveryPolicy, WrOpcode};
 use shm::layout::SendWqe;
 use wire::Opcode;
 
-use crate::congestion::{pair_with, set_port};
+use crate::congestion::{Values, pair_with, set_port};
 use crate::peer::{Packet, done, pattern};
 use crate::support::{Connect, Pair};
 
@@ -275,6 +275,7 @@ fn a_change_of_congestion_control_waits_for_what_is_in_flight() {
     set_port(&mut pair, Settings::new(Algorithm::None));
     post(&mut pair, 3, WrOpcode::RdmaRead, 100);
     assert_eq!(reads(&pair.listen(0), 600), [(600, 100)]);
+}
 
 #[test]
 fn a_repeat_that_is_lost_too_is_missed_a_round_trip_later() {
