@@ -717,6 +717,12 @@ pub trait Endpoint: Send + Sync {
     fn is_polled(&self) -> bool {
         false
     }
+
+    /// True if an engine on another thread may need the core of a client that has long polled in vain. False where it stands still
+    /// while the client runs, as on a simulator's clock: there to yield helps nobody, and costs a turn of everything else.
+    fn wants_core(&self) -> bool {
+        !self.is_polled()
+    }
 }
 
 /// Encodes a message.

@@ -27,6 +27,8 @@ pub(crate) struct ContextInner {
     pub(crate) endpoint: Arc<dyn Endpoint>,
     /// [`Endpoint::is_polled`], asked once: the data path looks at it.
     pub(crate) polled: bool,
+    /// [`Endpoint::wants_core`], likewise.
+    pub(crate) wants_core: bool,
     /// Who opened it.
     pub(crate) process: Process,
     device: DeviceAttr,
@@ -83,9 +85,21 @@ impl Context {
         let events = Arc::new(Events::new()?);
         let socket = fds.into_iter().next().ok_or(unexpected)?;
         let source = EventSource::new(socket, watched, &events)?;
-        let polled = endpoint.is_polled();
+        let (polled, wants_core) = (endpoint.is_polled(), endpoint.wants_core());
         let (rings, own_process, cm) = (Mutex::default(), OwnProcess::default(), Mutex::default());
-        let inner = ContextInner { endpoint, polled, process, device, session, rings, own_process, events, source, cm };
+        let inner = ContextInner {
+            endpoint,
+            polled,
+            wants_core,
+            process,
+            device,
+            session,
+            rings,
+            own_process,
+            events,
+            source,
+            cm,
+        };
         Ok(Self(Arc::new(inner)))
     }
 

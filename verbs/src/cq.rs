@@ -90,7 +90,7 @@ impl CqInner {
         let empty_polls = self.empty_polls.load(Ordering::Relaxed);
         if empty_polls < EMPTY_POLLS_BEFORE_YIELD {
             self.empty_polls.store(empty_polls + 1, Ordering::Relaxed);
-        } else if !self.remote.context.polled {
+        } else if self.remote.context.wants_core {
             std::thread::yield_now();
         }
     }

@@ -57,6 +57,10 @@ impl Endpoint for SessionEndpoint {
     fn is_polled(&self) -> bool {
         self.is_polled
     }
+
+    fn wants_core(&self) -> bool {
+        false
+    }
 }
 
 impl Drop for SessionEndpoint {
