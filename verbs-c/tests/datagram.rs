@@ -198,3 +198,20 @@ fn it_is_a_datagram_socket_and_no_stream() {
     drop((a, second));
     assert!(Instant::now() < end, "closing waits for nobody");
 }
+
+#[test]
+fn a_daemon_that_is_gone_is_told_and_waited_for_by_nobody() {
+    let mut daemon = daemon_or_skip!();
+    let (a, b) = Dgram::pair();
+    meet(&a, &b);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let asleep = scope.spawn(|| b.receive(9, 0));
+        thread::sleep(Duration::from_millis(20));
+        daemon.kill();
+        assert_eq!(asleep.join().unwrap(), Err(Errno::ENETDOWN));
+    });
+    assert_eq!(a.send_to(b"x", b.local()), Err(Errno::ENETDOWN));
+    drop((a, b));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}

@@ -160,7 +160,12 @@ impl Endpoint {
     }
 
     pub(super) fn is_all_sent(&self) -> bool {
-        self.free.len() == self.slots
+        self.free.len() == self.slots || !self.is_alive()
+    }
+
+    /// False if its daemon is gone: nothing comes or goes any more.
+    pub(super) fn is_alive(&self) -> bool {
+        self.qp.context().is_alive()
     }
 
     /// Sends a message. False: not now, all slots are on their way.
@@ -205,16 +210,10 @@ impl Endpoint {
         }
     }
 
-    /// Takes the notifications that have come. False if the daemon is gone.
-    pub(super) fn take_notifications(&mut self) -> bool {
+    /// Takes the notifications that have come.
+    pub(super) fn take_notifications(&mut self) {
         self.armed = false;
-        loop {
-            match self.channel.try_get() {
-                Ok(Some(_)) => {}
-                Ok(None) => return true,
-                Err(_) => return false,
-            }
-        }
+        while let Ok(Some(_)) = self.channel.try_get() {}
     }
 
     /// Takes what has completed; of what came, what `wanted` is for.

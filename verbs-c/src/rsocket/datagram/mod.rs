@@ -211,6 +211,7 @@ impl Datagrams {
         if message.from.left() > wire::payload_max(to.ip()) {
             return Err(Errno::EMSGSIZE.into());
         }
+        self.check_daemons()?;
         let &mut Peer { qpn, end, ref path } = self.peer(socket, options, to)?;
         let path = path.clone();
         let Some(endpoint) = self.ends.get_mut(end) else { return Ok(false) };
@@ -291,8 +292,12 @@ impl Datagrams {
     }
 
     pub(super) fn take_notifications(&mut self) {
-        // Who can't be notified has lost its daemon: sending tells.
-        self.ends.iter_mut().for_each(|end| _ = end.take_notifications());
+        self.ends.iter_mut().for_each(Endpoint::take_notifications);
+    }
+
+    /// Nothing comes or goes any more once a daemon is gone.
+    fn check_daemons(&self) -> Result<(), Failure> {
+        if self.ends.iter().all(Endpoint::is_alive) { Ok(()) } else { Err(Errno::ENETDOWN.into()) }
     }
 
     pub(super) fn can_send(&self) -> bool {
@@ -326,7 +331,9 @@ impl Datagrams {
             }
             return Some(Ok(received));
         }
-        let end = self.ends.iter_mut().find(|end| end.first().is_some())?;
+        let Some(end) = self.ends.iter_mut().find(|end| end.first().is_some()) else {
+            return self.check_daemons().err().map(Err);
+        };
         let first = end.first()?;
         if let Err(failure) = end.receive(into, peek) {
             return Some(Err(failure));
