@@ -41,7 +41,7 @@ impl Vma {
     #[must_use]
     pub fn part(&self, range: &Range<u64>) -> Self {
         let (start, end) = (self.start.max(range.start), self.end.min(range.end));
-        Self { start, end, offset: self.offset + (start - self.start), ..*self }
+        Self { start, end, offset: self.offset.wrapping_add(start - self.start), ..*self }
     }
 
     /// True if all of `part` is in it: the same bytes of the same file, shared, to be read and written, at the same addresses. The file
@@ -55,7 +55,7 @@ impl Vma {
             && self.inode == part.inode
             && self.device.0 == part.device.0
             && self.device.1 == part.device.1
-            && self.offset + (part.start - self.start) == part.offset
+            && self.offset.wrapping_add(part.start - self.start) == part.offset
     }
 
     /// What distinguishes the memory behind a mapping from all other: file and place.

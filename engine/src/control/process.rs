@@ -66,8 +66,8 @@ impl Process {
     /// What of a range the process has in a shared mapping, if that is mapped here.
     fn map(&mut self, vma: &Vma, range: &Range<u64>) -> Option<SharedPiece> {
         let part = vma.part(range);
-        let end = part.offset + (part.end - part.start);
-        if let Some(mapping) = self.moved_file(vma).filter(|mapping| end <= mapping.bytes()) {
+        let end = part.offset.checked_add(part.end - part.start);
+        if let Some(mapping) = self.moved_file(vma).filter(|mapping| end.is_some_and(|end| end <= mapping.bytes())) {
             return Some(SharedPiece { part, mapping, offset: part.offset });
         }
         let mapping = self.map_whole(vma)?;
@@ -114,9 +114,7 @@ impl Process {
             }
         }
     }
-}
 
-impl Process {
     /// All pages have been copied.
     fn end_move(&mut self) {
         let Some(chunk) = self.moving.take() else { return };
