@@ -6,7 +6,7 @@ use shm::attr::{RecoveryPolicy, WrOpcode};
 use shm::layout::SendWqe;
 use wire::Opcode;
 
-use crate::congestion::{Values, pair_with, set_port};
+use crate::congestion::{pair_with, set_port};
 use crate::peer::{Packet, done, pattern};
 use crate::support::{Connect, Pair};
 
