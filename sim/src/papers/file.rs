@@ -69,7 +69,7 @@ pub struct Paper {
     pub(super) scenario: Table,
     /// Keys that `--full` sets, and what its scale is.
     pub(super) full: Option<Full>,
-    /// Seeds that each case is run with; a number of it is the mean.
+    /// Seeds that each case is run with; a number of it is the median.
     #[serde(default = "one_seed")]
     pub(super) seeds: Vec<u64>,
     /// Keys that each case sets.

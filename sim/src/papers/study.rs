@@ -22,7 +22,7 @@ pub struct CheckOutcome {
     pub what: String,
     /// The published number.
     pub published: String,
-    /// Ours.
+    /// Ours: the median of the seeds, and the least and the largest if there is more than one.
     pub ours: String,
     /// What passes.
     pub tolerance: String,
@@ -54,14 +54,22 @@ pub struct Drawing {
 pub struct Study<'a> {
     pub(super) paper: &'a Paper,
     is_full: bool,
+    seeds: Vec<u64>,
     runs: BTreeMap<String, Vec<Ran>>,
     packet_events: u64,
 }
 
 impl<'a> Study<'a> {
-    /// Nothing has been run yet. `is_full`: at the larger scale, if the file has one.
-    pub fn new(paper: &'a Paper, is_full: bool) -> Self {
-        Self { paper, is_full, runs: BTreeMap::new(), packet_events: 0 }
+    /// Nothing has been run yet. `is_full`: at the larger scale, if the file has one. `seed_count`: with so many seeds, from 1 on,
+    /// instead of those of the file.
+    pub fn new(paper: &'a Paper, is_full: bool, seed_count: Option<u64>) -> Self {
+        let seeds = seed_count.map_or_else(|| paper.seeds.clone(), |count| (1..=count).collect());
+        Self { paper, is_full, seeds, runs: BTreeMap::new(), packet_events: 0 }
+    }
+
+    /// Seeds that every case is run with.
+    pub fn seeds(&self) -> &[u64] {
+        &self.seeds
     }
 
     /// How its set-up differs from the published one.
@@ -85,7 +93,7 @@ impl<'a> Study<'a> {
             let refused = |error| PaperError::Scenario { case: case.to_owned(), error: Box::new(error) };
             let scenario = Scenario::parse(text.clone(), Path::new(".")).map_err(refused)?;
             let mut runs = Vec::new();
-            for &seed in &self.paper.seeds {
+            for &seed in &self.seeds {
                 let failed = |what: String| PaperError::Run { case: case.to_owned(), what };
                 let outcome =
                     execute(&scenario, seed, false, |_| {}).map_err(|violation| failed(violation.to_string()))?;
@@ -97,13 +105,17 @@ impl<'a> Study<'a> {
         Ok(&self.runs[&text])
     }
 
-    /// A number of a case: the mean over its seeds.
+    /// A number of a case: the median of its seeds.
     pub(super) fn measure(&mut self, metric: Metric, case: &str, at: &Table) -> Result<f64, PaperError> {
+        self.numbers(metric, case, at).map(|numbers| Spread::of(numbers).median)
+    }
+
+    /// A number of a case, for each seed.
+    fn numbers(&mut self, metric: Metric, case: &str, at: &Table) -> Result<Vec<f64>, PaperError> {
         let missing = || PaperError::Metric { case: case.to_owned(), metric: metric.name() };
         let numbers = self.runs(case, at)?.iter().map(|ran| metric.of(&ran.outcome, ran.host_count));
         let numbers = numbers.collect::<Option<Vec<f64>>>().filter(|numbers| !numbers.is_empty());
-        let numbers = numbers.ok_or_else(missing)?;
-        Ok(numbers.iter().sum::<f64>() / numbers.len() as f64)
+        numbers.ok_or_else(missing)
     }
 
     /// Runs what the checks need, and looks at it.
@@ -115,15 +127,19 @@ impl<'a> Study<'a> {
     }
 
     fn check_one(&mut self, check: &Check) -> Result<CheckOutcome, PaperError> {
-        let own = self.measure(check.metric, &check.case, &check.at)?;
-        let (value, shown) = match &check.against {
+        let own = self.numbers(check.metric, &check.case, &check.at)?;
+        let (values, shown) = match &check.against {
             None => (own, check.metric.shown()),
             Some(against) => {
                 let case = against.case.as_ref().unwrap_or(&check.case);
-                let other = self.measure(check.metric, case, against.at.as_ref().unwrap_or(&check.at))?;
-                (against.as_a.of(own, other), against.as_a.shown())
+                let others = self.numbers(check.metric, case, against.at.as_ref().unwrap_or(&check.at))?;
+                // Of the same seed, so that both have met the same flows.
+                let values = own.into_iter().zip(others).map(|(own, other)| against.as_a.of(own, other));
+                (values.collect(), against.as_a.shown())
             }
         };
+        let is_one = values.len() == 1;
+        let Spread { least, median: value, largest } = Spread::of(values);
         let tolerance = match (check.low, check.high) {
             (Some(low), Some(high)) => format!("{} to {}", shown.text(low), shown.text(high)),
             (Some(low), None) => format!("at least {}", shown.text(low)),
@@ -136,10 +152,49 @@ impl<'a> Study<'a> {
         Ok(CheckOutcome {
             what: check.what.clone(),
             published: check.published.clone(),
-            ours: shown.text(value),
+            ours: if is_one {
+                shown.text(value)
+            } else {
+                format!("{} ({} to {})", shown.text(value), shown.text(least), shown.text(largest))
+            },
             tolerance,
             passes,
             why: check.why.clone().filter(|_| !passes),
         })
+    }
+}
+
+/// Numbers of several seeds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Spread {
+    least: f64,
+    median: f64,
+    largest: f64,
+}
+
+impl Spread {
+    /// Of at least one number. Between two in the middle the median is their mean.
+    fn of(mut numbers: Vec<f64>) -> Self {
+        numbers.sort_by(f64::total_cmp);
+        let at = |index: usize| numbers.get(index).copied().unwrap_or(f64::NAN);
+        let count = numbers.len();
+        let median = (at(count.saturating_sub(1) / 2) + at(count / 2)) / 2.0;
+        Self { least: at(0), median, largest: at(count.saturating_sub(1)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        let spread = |numbers: &[f64]| {
+            let Spread { least, median, largest } = Spread::of(numbers.to_vec());
+            [least, median, largest]
+        };
+        assert_eq!(spread(&[3.0]), [3.0; 3]);
+        assert_eq!(spread(&[9.0, 1.0, 2.0]), [1.0, 2.0, 9.0]);
+        assert_eq!(spread(&[4.0, 9.0, 1.0, 2.0]), [1.0, 3.0, 9.0]);
     }
 }

@@ -19,7 +19,7 @@ fn text(check: &str) -> String {
 
 fn check(check: &str) -> Result<CheckOutcome, PaperError> {
     let paper = Paper::parse(&text(check))?;
-    let mut study = Study::new(&paper, false);
+    let mut study = Study::new(&paper, false, None);
     Ok(study.check()?.remove(0))
 }
 
@@ -58,9 +58,9 @@ fn a_number_passes_within_its_bounds_and_differs_outside() {
 fn the_same_scenario_is_run_once_and_the_full_scale_is_another() {
     let text = text("case = \"fast\"\nlow = 0.5\nagainst = { as_a = \"part\" }");
     let paper = Paper::parse(&text).unwrap();
-    let mut usual = Study::new(&paper, false);
+    let mut usual = Study::new(&paper, false, None);
     assert_eq!(usual.check().unwrap()[0].ours, "100.0 %");
-    let mut full = Study::new(&paper, true);
+    let mut full = Study::new(&paper, true, None);
     full.check().unwrap();
     assert_eq!((usual.cost().0, full.cost().0), (1, 1));
     assert!(full.cost().1 > usual.cost().1);
@@ -79,4 +79,15 @@ fn what_is_wrong_with_a_file_is_said() {
     );
     assert!(sentence("case = \"fast\"\nlow = 1\nat = { \"link.speed\" = 1 }").contains("unknown field `speed`"));
     assert!(sentence("case = \"fast\"\nlow = 1\nsurprise = 1").contains("unknown field `surprise`"));
+}
+
+#[test]
+fn several_seeds_give_a_median_and_its_range() {
+    let with_loss = text("case = \"fast\"\nlow = 0.0")
+        .replace("rate_mbps\" = 40_000", "rate_mbps\" = 40_000, \"faults.loss_ppm\" = 20_000");
+    let paper = Paper::parse(&with_loss).unwrap();
+    let mut study = Study::new(&paper, false, Some(3));
+    let ours = study.check().unwrap().remove(0).ours;
+    assert_eq!((study.cost().0, study.seeds()), (3, &[1, 2, 3][..]));
+    assert!(ours.contains(" to ") && ours.ends_with(')'), "{ours}");
 }

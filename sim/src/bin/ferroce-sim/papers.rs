@@ -17,6 +17,9 @@ pub(crate) struct PapersArgs {
     /// Draws their charts, too, and writes them and a table of the results into this folder, which is made if it is not there.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// Runs every case with seeds 1 to N instead of the file's own: a number is their median, with the least and the largest.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: Option<u64>,
     /// At a larger scale, where a file has one: takes long.
     #[arg(long)]
     full: bool,
@@ -56,7 +59,7 @@ fn text(id: &str) -> anyhow::Result<String> {
 }
 
 fn run_one(paper: &Paper, args: &PapersArgs) -> anyhow::Result<bool> {
-    let mut study = Study::new(paper, args.full);
+    let mut study = Study::new(paper, args.full, args.seeds);
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}  {}\n    source  {}\n    scale   {}", paper.id, paper.claim, paper.source, study.scale())?;
     let outcomes = study.check()?;
@@ -66,7 +69,7 @@ fn run_one(paper: &Paper, args: &PapersArgs) -> anyhow::Result<bool> {
         for drawing in &drawings {
             write_file(&directory.join(format!("{}.svg", drawing.file)), &drawing.svg)?;
         }
-        let page = page(paper, study.scale(), &outcomes, &drawings);
+        let page = page(paper, &study, &outcomes, &drawings);
         write_file(&directory.join(format!("{}.md", paper.id.to_lowercase())), &page)?;
     }
     let (runs, packet_events) = study.cost();
@@ -96,10 +99,14 @@ fn lines(outcomes: &[CheckOutcome]) -> String {
 }
 
 /// The result as a page for `docs/`.
-fn page(paper: &Paper, scale: &str, outcomes: &[CheckOutcome], drawings: &[Drawing]) -> String {
+fn page(paper: &Paper, study: &Study<'_>, outcomes: &[CheckOutcome], drawings: &[Drawing]) -> String {
     let Paper { id, claim, source, .. } = paper;
     let mut text = format!("# {id}: {claim}\n\nWritten by `ferroce-sim papers {id} --report DIR`.\n\n");
-    let _ = writeln!(text, "* Source: {source}\n* Ours: {scale}\n");
+    let seeds = match study.seeds().len() {
+        1 => String::new(),
+        count => format!(" Medians of {count} seeds, with the least and the largest."),
+    };
+    let _ = writeln!(text, "* Source: {source}\n* Ours: {}{seeds}\n", study.scale());
     let _ = writeln!(text, "| | published | ours | passes | |\n|---|---|---|---|---|");
     for outcome in outcomes {
         let CheckOutcome { what, published, ours, tolerance, .. } = outcome;
