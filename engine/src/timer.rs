@@ -121,6 +121,11 @@ impl TimerWheel {
         self.nodes[id as usize].list != UNSCHEDULED
     }
 
+    /// Timers that have a deadline. Looks at every one.
+    pub(crate) fn scheduled_count(&self) -> usize {
+        self.nodes.iter().filter(|node| node.list != UNSCHEDULED).count()
+    }
+
     /// The next timer whose deadline is `now` or earlier, and that deadline; the timer is no longer scheduled. Call it until
     /// there is none.
     ///

@@ -34,6 +34,8 @@ pub enum StreamOf {
     Traffic,
     /// How the hosts make up for losses.
     Recovery,
+    /// What else the hosts put up with.
+    Holds,
     /// Settings of the run of a network.
     NetworkSettings,
 }
@@ -56,6 +58,7 @@ impl StreamOf {
             Self::Switch(number) => return NETWORK | 2 << 16 | u64::from(number),
             Self::Traffic => return NETWORK | 3 << 16,
             Self::Recovery => (7, 0),
+            Self::Holds => (8, 0),
             Self::NetworkSettings => return NETWORK | 4 << 16,
         };
         kind << 8 | u64::from(number)

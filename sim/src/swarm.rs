@@ -1,6 +1,7 @@
 //! Settings drawn from a seed. Each seed has a mix of its own: many faults are off, queues are short or long, some kinds of
 //! operation are missing. So a run explores a corner, and many runs the room.
 
+use engine::Time;
 use engine::config::{RecoveryConfig, TransportConfig};
 use ferroce::{ConnectAttr, PathMtu, QpCap, QpType};
 use rand::Rng;
@@ -11,10 +12,10 @@ use crate::app::{
     ConnectionEnd, ConversationSettings, Incident, IncidentKind, Op, OpKind, RendezvousSettings, UnreliableSettings,
 };
 use crate::host::{GID_COUNT, HostSettings};
-use crate::link::{Faults, Flaps, LinkSettings};
+use crate::link::{Faults, Flaps, LinkSettings, Worst, maybe};
 use crate::random::{Stream, StreamOf, chance, log_uniform, stream};
 use crate::run::RunSettings;
-use crate::world::{GuestSettings, WorldSettings};
+use crate::world::{GuestSettings, Hold, HoldKind, WorldSettings};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -35,6 +36,7 @@ pub fn draw(seed: u64) -> RunSettings {
     // A direction that is worse than the other hides what the other one's mildness would show.
     let is_mild = s.random();
     let faults = [draw_faults(s, &link, is_mild), draw_faults(s, &link, is_mild)];
+    let holds = draw_holds(&mut stream(seed, StreamOf::Holds), &mut hosts);
     let count = s.random_range(1..=3);
     let incident_at = s.random_ratio(2, 5).then(|| s.random_range(0..count));
     let mut conversations: Vec<ConversationSettings> =
@@ -53,6 +55,7 @@ pub fn draw(seed: u64) -> RunSettings {
             link,
             faults,
             rules: [Vec::new(), Vec::new()],
+            holds,
             conversations,
             guests,
             linger_ns: round_trip_ns + 2 * most_delayed_ns + MS,
@@ -108,43 +111,59 @@ fn draw_recovery(s: &mut Stream, hosts: &mut [HostSettings; 2]) {
     }
 }
 
-/// A chance of at most `most_ppm` and not too little to be met, and of nothing in every other case.
-fn maybe(s: &mut Stream, most_ppm: u32) -> u32 {
-    if s.random() { 0 } else { (most_ppm >> s.random_range(0..8)).max(1) }
-}
+/// What the link does at worst.
+const WORST: Worst = Worst {
+    loss_ppm: 100_000,
+    burst_start_ppm: 10_000,
+    burst_frames: 64,
+    duplicate_ppm: 100_000,
+    reorder_ppm: 100_000,
+    corrupt_ppm: 50_000,
+    truncate_ppm: 20_000,
+    spike_ppm: 2_000,
+    spike_ns: 20 * MS,
+    flaps: Flaps { up_ns: 200 * MS, down_ns: 100 * MS },
+    flap_one_in: 5,
+};
 
 fn draw_faults(s: &mut Stream, link: &LinkSettings, is_mild: bool) -> Faults {
     if s.random_ratio(1, 6) {
         return Faults::NONE;
     }
-    if is_mild {
-        let mild = |s: &mut Stream| maybe(s, 5_000);
-        return Faults {
-            loss_ppm: mild(s),
-            duplicate_ppm: mild(s),
-            reorder_ppm: mild(s),
-            reorder_ns: s.random_range(1..=20 * link.delay_ns),
-            corrupt_ppm: mild(s),
-            truncate_ppm: mild(s),
-            spares_arp: true,
-            ..Faults::NONE
-        };
+    if !is_mild {
+        return WORST.draw(s, link);
     }
-    let flap = Flaps { up_ns: s.random_range(MS..=200 * MS), down_ns: s.random_range(10 * US..=100 * MS) };
+    let mild = |s: &mut Stream| maybe(s, 5_000);
     Faults {
-        loss_ppm: maybe(s, 100_000),
-        burst_start_ppm: maybe(s, 10_000),
-        burst_frames: s.random_range(2..=64),
-        duplicate_ppm: maybe(s, 100_000),
-        reorder_ppm: maybe(s, 100_000),
+        loss_ppm: mild(s),
+        duplicate_ppm: mild(s),
+        reorder_ppm: mild(s),
         reorder_ns: s.random_range(1..=20 * link.delay_ns),
-        corrupt_ppm: maybe(s, 50_000),
-        truncate_ppm: maybe(s, 20_000),
-        spike_ppm: maybe(s, 2_000),
-        spike_ns: s.random_range(100 * US..=20 * MS),
-        flaps: s.random_ratio(1, 5).then_some(flap),
-        spares_arp: false,
+        corrupt_ppm: mild(s),
+        truncate_ppm: mild(s),
+        spares_arp: true,
+        ..Faults::NONE
     }
+}
+
+/// What holds hosts up, and which priorities they let be paused.
+fn draw_holds(s: &mut Stream, hosts: &mut [HostSettings; 2]) -> Vec<Hold> {
+    for host in hosts {
+        host.qos.pfc.fill_with(|| s.random());
+    }
+    let mut holds = Vec::new();
+    if s.random_ratio(1, 3) {
+        for _ in 0..s.random_range(1..=6) {
+            let kind = if s.random() {
+                HoldKind::Stall { ns: s.random_range(US..=5 * MS) }
+            } else {
+                HoldKind::Pause { priorities: s.random(), quanta: log_uniform(s, u32::from(u16::MAX)) as u16 }
+            };
+            let at = Time::from_ns(u64::from(log_uniform(s, 50_000_000)));
+            holds.push(Hold { kind, host: s.random_range(0..2), at });
+        }
+    }
+    holds
 }
 
 /// Applications over UC and UD, and such as connect by address.

@@ -2,6 +2,7 @@
 
 use engine::Time;
 use ferroce::ConnectAttr;
+use wire::PfcRepr;
 
 use crate::agenda::Agenda;
 use crate::app::{
@@ -9,9 +10,10 @@ use crate::app::{
     UnreliableSettings,
 };
 use crate::capture::Capture;
-use crate::host::{Host, HostSettings};
+use crate::host::{self, Host, HostSettings};
 use crate::link::{Direction, Faults, LinkSettings, Rule};
 use crate::random::{StreamOf, stream};
+use crate::shrink::FaultKind;
 use crate::trace::TraceHash;
 use crate::violation::{Checked, OrSay, Violation, require};
 
@@ -30,6 +32,44 @@ pub enum GuestSettings {
     Rendezvous(RendezvousSettings),
 }
 
+/// What holds a host up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HoldKind {
+    /// It and those on it do nothing for so long, ns.
+    Stall {
+        /// How long.
+        ns: u64,
+    },
+    /// The link tells it to pause (IEEE 802.1Qbb).
+    Pause {
+        /// A bit for each priority.
+        priorities: u8,
+        /// For so long, in 512 bit times.
+        quanta: u16,
+    },
+}
+
+impl HoldKind {
+    /// What kind of fault it is.
+    pub const fn fault(self) -> FaultKind {
+        match self {
+            Self::Stall { .. } => FaultKind::Stalls,
+            Self::Pause { .. } => FaultKind::Pauses,
+        }
+    }
+}
+
+/// A hold and its moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hold {
+    /// What.
+    pub kind: HoldKind,
+    /// Who.
+    pub host: usize,
+    /// When.
+    pub at: Time,
+}
+
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub struct WorldSettings {
@@ -41,6 +81,8 @@ pub struct WorldSettings {
     pub faults: [Faults; HOST_COUNT],
     /// Scripted faults of what each host sends.
     pub rules: [Vec<Rule>; HOST_COUNT],
+    /// What holds hosts up.
+    pub holds: Vec<Hold>,
     /// The applications.
     pub conversations: Vec<ConversationSettings>,
     /// Others.
@@ -50,10 +92,11 @@ pub struct WorldSettings {
 }
 
 impl WorldSettings {
-    /// True if a QP with these attributes may use its retries up: by a rule, or by faults that are more than mild.
+    /// True if a QP with these attributes may use its retries up: by a rule, a host that is held up, or faults that are more than mild.
     fn may_break(&self, attr: &ConnectAttr) -> bool {
         let is_bad = |faults: &Faults| !faults.is_mild() || (*faults != Faults::NONE && attr.retry_cnt < 7);
-        self.faults.iter().any(is_bad) || self.rules.iter().any(|rules| !rules.is_empty())
+        let is_ruled = self.rules.iter().any(|rules| !rules.is_empty());
+        self.faults.iter().any(is_bad) || is_ruled || !self.holds.is_empty()
     }
 }
 
@@ -70,6 +113,8 @@ enum Event {
     Step { conversation: usize, side: usize },
     /// The same of a guest.
     Visit { guest: usize, side: usize },
+    /// Something holds a host up.
+    Held(Hold),
 }
 
 /// Two hosts and all that is on and between them.
@@ -80,6 +125,8 @@ pub struct World {
     /// A frame of the host is being sent.
     is_sending: [bool; HOST_COUNT],
     turn_at: [Time; HOST_COUNT],
+    /// Until when each host does nothing.
+    stalled_until: [Time; HOST_COUNT],
     conversations: Vec<Conversation>,
     step_at: Vec<[Time; 2]>,
     guests: Vec<Box<dyn Guest>>,
@@ -128,6 +175,7 @@ impl World {
             directions: [direction(0), direction(1)],
             is_sending: [false; HOST_COUNT],
             turn_at: [Time::NEVER; HOST_COUNT],
+            stalled_until: [Time::ZERO; HOST_COUNT],
             step_at: vec![[Time::NEVER; 2]; conversations.len()],
             conversations,
             visit_at: vec![[Time::NEVER; 2]; guests.len()],
@@ -142,6 +190,9 @@ impl World {
             world.plan_turn(host, Time::ZERO);
         }
         world.step_all();
+        for &hold in &settings.holds {
+            world.agenda.push(hold.at, Event::Held(hold));
+        }
         Ok(world)
     }
 
@@ -355,6 +406,10 @@ impl World {
         if self.is_stale(&event) {
             return Ok(());
         }
+        if let Some(until) = self.stall_of(&event) {
+            self.agenda.push(until, event);
+            return Ok(());
+        }
         self.count_event()?;
         let now = self.now();
         match event {
@@ -372,6 +427,10 @@ impl World {
                 let stepped = self.step(conversation, side);
                 stepped.map_err(|what| format!("conversation {conversation}: {what}"))
             }
+            Event::Held(hold) => {
+                self.hold_up(hold);
+                Ok(())
+            }
             Event::Visit { guest, side } => self.visit(guest, side).map_err(|what| format!("guest {guest}: {what}")),
         }
     }
@@ -383,7 +442,39 @@ impl World {
             Event::Turn { host } => self.turn_at[host] != now,
             Event::Step { conversation, side } => self.step_at.get(conversation).is_none_or(|at| at[side] != now),
             Event::Visit { guest, side } => self.visit_at.get(guest).is_none_or(|at| at[side] != now),
-            Event::Sent { .. } | Event::Arrived { .. } => false,
+            Event::Sent { .. } | Event::Arrived { .. } | Event::Held(_) => false,
+        }
+    }
+
+    /// How long something has to wait because its host does nothing. Its time is set to that, so that it isn't planned anew.
+    fn stall_of(&mut self, event: &Event) -> Option<Time> {
+        let now = self.now();
+        let (host, at) = match *event {
+            Event::Turn { host } => (host, &mut self.turn_at[host]),
+            Event::Step { conversation, side } => {
+                (self.conversations[conversation].host(side), &mut self.step_at[conversation][side])
+            }
+            Event::Visit { guest, side } => (self.guests[guest].host(side), &mut self.visit_at[guest][side]),
+            Event::Sent { .. } | Event::Arrived { .. } | Event::Held(_) => return None,
+        };
+        let until = self.stalled_until[host];
+        (until > now).then(|| {
+            *at = until;
+            until
+        })
+    }
+
+    fn hold_up(&mut self, hold: Hold) {
+        let now = self.now();
+        let Hold { kind, host, .. } = hold;
+        match kind {
+            HoldKind::Stall { ns } => self.stalled_until[host] = self.stalled_until[host].max(now.add_ns(ns)),
+            HoldKind::Pause { priorities, quanta } => {
+                let pause = std::array::from_fn(|priority| (priorities >> priority & 1 == 1).then_some(quanta));
+                let frame = PfcRepr::Priority(pause).to_bytes(host::mac(1 - host as u16));
+                self.hosts[host].receive(frame.to_vec());
+                self.plan_turn(host, now);
+            }
         }
     }
 

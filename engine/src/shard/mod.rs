@@ -188,6 +188,11 @@ impl Shard {
         self.env.ports.iter().fold(timers, |earliest, port| earliest.min(port.next_deadline()))
     }
 
+    /// Timers that are set: none without QPs. For checks; looks at every timer.
+    pub fn timer_count(&self) -> usize {
+        [&self.env.timers, &self.env.pacing].map(TimerWheel::scheduled_count).into_iter().sum()
+    }
+
     /// Completes work requests of QPs in ERR, a bounded number in a turn.
     #[inline]
     fn flush_some(&mut self, port: u8) {

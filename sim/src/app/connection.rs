@@ -11,6 +11,7 @@ use super::Conversation;
 use super::client::{Client, Receives};
 use super::memory::{Lane, Piece};
 use super::plan::{ConversationSettings, Op};
+use crate::inspect::Progress;
 use crate::random::Stream;
 use crate::violation::{Checked, OrSay, require};
 
@@ -71,6 +72,10 @@ pub(super) struct End {
     pub(super) failed: Option<WcStatus>,
     /// The receive that failed, likewise.
     pub(super) recv_failed: Option<WcStatus>,
+    /// How far its QP was when it was last looked at.
+    pub(super) progress: Progress,
+    /// Messages posted since its QP was last connected.
+    pub(super) messages: u32,
     /// The last work request to be flushed is posted.
     is_marked: bool,
 }
@@ -112,6 +117,8 @@ impl End {
             incoming: VecDeque::new(),
             failed: None,
             recv_failed: None,
+            progress: Progress::default(),
+            messages: 0,
             is_marked: false,
         }
     }
@@ -290,6 +297,8 @@ impl Conversation {
             end.failed = None;
             end.recv_failed = None;
             end.incoming.clear();
+            end.progress = Progress::default();
+            end.messages = 0;
             if let Some(receives) = &mut end.receives {
                 receives.clear(now);
             }

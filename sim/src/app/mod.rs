@@ -20,13 +20,13 @@ use std::ops::Range;
 
 use engine::Time;
 use ferroce::QueuePair;
-use ferroce::control::{Reply, Request};
 use rand::Rng;
 
 use crate::host::Host;
+use crate::inspect::Bounds;
 use crate::random::Stream;
 use crate::trace::TraceHash;
-use crate::violation::{Checked, OrSay, require};
+use crate::violation::Checked;
 use client::Client;
 use complete::Addition;
 use connection::{Connection, End, Phase};
@@ -305,24 +305,24 @@ impl Conversation {
     }
 
     /// Looks at the engine's own figures of a side's QPs.
-    fn inspect(&self, side: usize) -> Checked {
-        let client = &self.clients[side];
-        let window = client.host.settings().transport.window_packets;
-        let longest = self.settings.message_bytes_max.div_ceil(self.settings.path_mtu.bytes());
-        for end in self.connections.iter().filter(|c| c.phase == Phase::Up).map(|c| &c.ends[side]) {
-            let Some(qp) = &end.qp else { continue };
-            let reply = client.context.call(&Request::QpDetail { qpn: qp.qpn().value() }).or_say("asking for a QP")?;
-            let Reply::QpDetail(detail) = reply else { return Err(format!("asked for a QP, got {reply:?}")) };
-            let figure = |name: &str| detail.figures.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v as u32);
-            let in_flight = figure("max_psn").wrapping_sub(figure("una_psn")) & ferroce::Psn::MASK;
-            // A READ is one request, yet takes a PSN for each packet of its answer.
-            let most = window + longest * u32::from(self.settings.attr.max_rd_atomic);
-            require!(in_flight <= most, "QP {}: {in_flight} PSNs are in flight, {most} may be", qp.qpn());
-            let reads = figure("rd_atomic_outstanding");
-            let most = u32::from(self.settings.attr.max_rd_atomic);
-            require!(reads <= most, "QP {}: {reads} READs and atomics are outstanding, {most} may be", qp.qpn());
+    fn inspect(&mut self, side: usize) -> Checked {
+        let bounds = self.bounds(side);
+        let context = &self.clients[side].context;
+        for connection in self.connections.iter_mut().filter(|connection| connection.phase == Phase::Up) {
+            let end = &mut connection.ends[side];
+            if let Some(qp) = &end.qp {
+                end.progress.look(context, qp, bounds)?;
+            }
         }
         Ok(())
+    }
+
+    /// What a side's QPs may have outstanding.
+    fn bounds(&self, side: usize) -> Bounds {
+        let window = self.clients[side].host.settings().transport.window_packets;
+        let reads = self.settings.ops.iter().flatten().flatten().filter(|op| op.kind == OpKind::Read);
+        let longest = reads.map(|op| op.length.div_ceil(self.settings.path_mtu.bytes())).max().unwrap_or(0);
+        Bounds::new(window, self.settings.attr.max_rd_atomic, longest)
     }
 }
 

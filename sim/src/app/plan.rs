@@ -2,6 +2,8 @@
 
 use ferroce::{ConnectAttr, PathMtu, QpCap};
 
+use crate::shrink::FaultKind;
+
 /// A kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
@@ -108,6 +110,15 @@ impl IncidentKind {
         Self::Kill,
         Self::Garbage,
     ];
+
+    /// What kind of fault it is.
+    pub const fn fault(self) -> FaultKind {
+        match self {
+            Self::Kill => FaultKind::Death,
+            Self::Garbage => FaultKind::Garbage,
+            _ => FaultKind::Incident,
+        }
+    }
 
     /// True if the connection can't go on after it.
     pub const fn is_final(self) -> bool {

@@ -64,6 +64,7 @@ impl Conversation {
                 end.ops.pop_front();
                 end.posted_ops += 1;
             }
+            end.messages += 1;
             post(client, end, peer, drawn, self.settings.sq_sig_all, most)?;
             // Not always all in one go.
             if self.stream.random_ratio(1, 8) {

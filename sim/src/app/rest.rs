@@ -2,8 +2,9 @@
 
 use engine::Time;
 
-use super::connection::Phase;
+use super::connection::{Connection, Phase};
 use super::{Conversation, IncidentKind, word};
+use crate::inspect::{Figures, check_pair_at_rest};
 use crate::violation::{Checked, require};
 
 impl Conversation {
@@ -17,6 +18,24 @@ impl Conversation {
             let may_overrun = self.settings.incident.is_some_and(|incident| incident.kind == IncidentKind::Garbage);
             let overrun = client.send_cq.is_overrun() || client.recv_cq.is_overrun();
             require!(may_overrun || !overrun, "side {side}: a CQ has overrun");
+        }
+        for (connection, number) in self.connections.iter().zip(0..) {
+            self.check_connection(connection).map_err(|what| format!("connection {number}: {what}"))?;
+        }
+        Ok(())
+    }
+
+    /// Both QPs of a connection that is up and was left in peace have done all that the other asked for, once.
+    fn check_connection(&self, connection: &Connection) -> Checked {
+        let [Some(first), Some(second)] = connection.ends.each_ref().map(|end| end.qp.as_ref()) else { return Ok(()) };
+        let is_up = connection.phase == Phase::Up && !connection.is_broken();
+        if !is_up || connection.is_disturbed || self.is_abandoned() || self.is_dead != [false; 2] {
+            return Ok(());
+        }
+        let figures = [Figures::of(&self.clients[0].context, first)?, Figures::of(&self.clients[1].context, second)?];
+        for side in [0, 1] {
+            let checked = check_pair_at_rest(&figures[side], &figures[1 - side], connection.ends[side].messages);
+            checked.map_err(|what| format!("side {side}: {what}"))?;
         }
         Ok(())
     }

@@ -400,6 +400,11 @@ impl Host {
         sum
     }
 
+    /// Timers that its engine's QPs have set.
+    pub fn timer_count(&self) -> usize {
+        self.lock().engine.shards.iter().map(Shard::timer_count).sum()
+    }
+
     /// Clients that are connected.
     pub fn session_count(&self) -> usize {
         self.lock().sessions.len()

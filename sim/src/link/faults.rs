@@ -31,6 +31,8 @@ pub struct Faults {
     pub spike_ppm: u32,
     /// By so much, ns.
     pub spike_ns: u64,
+    /// An ECN-capable packet is marked (CE) though no queue is full.
+    pub mark_ppm: u32,
     /// The link goes down and up.
     pub flaps: Option<Flaps>,
     /// ARP is left alone. A request that is lost is repeated after a second only, and by then every retry may be used up.
@@ -50,6 +52,7 @@ impl Faults {
         truncate_ppm: 0,
         spike_ppm: 0,
         spike_ns: 0,
+        mark_ppm: 0,
         flaps: None,
         spares_arp: false,
     };

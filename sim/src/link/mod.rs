@@ -5,15 +5,18 @@
 
 mod faults;
 mod script;
+mod worst;
 
 use engine::Time;
 use rand::Rng;
 
 use crate::frame::{Damage, FrameStorage};
+use crate::network::headers::Headers;
 use crate::random::{Stream, chance};
 use faults::{BurstLoss, FlapClock, Flip, truncated_len};
 pub use faults::{Faults, Flaps};
 pub use script::{Action, Rule};
+pub(crate) use worst::{Worst, maybe};
 
 /// Bytes of the Ethernet header.
 const ETHERNET_BYTES: usize = 14;
@@ -101,6 +104,8 @@ pub struct LinkCounters {
     pub truncated: u64,
     /// Delayed by a spike.
     pub spikes: u64,
+    /// Marked (ECN CE).
+    pub marked: u64,
 }
 
 impl LinkCounters {
@@ -241,6 +246,14 @@ impl Direction {
             self.counters.spikes += 1;
             self.last_arrival = self.last_arrival.max(now.add_ns(self.settings.delay_ns + faults.spike_ns));
             return self.deliver(now, frame, Some("delayed by a spike"));
+        }
+        if chance(&mut self.stream, faults.mark_ppm)
+            && let Some(ip) = Headers::parse(frame.bytes()).and_then(|headers| headers.ip)
+            && ip.may_be_marked()
+        {
+            ip.mark(frame.bytes_mut());
+            self.counters.marked += 1;
+            return self.deliver(now, frame, Some("marked"));
         }
         self.deliver(now, frame, None)
     }

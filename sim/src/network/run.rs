@@ -5,6 +5,7 @@ use engine::Time;
 use super::fabric::{Alarm, Fabric, FabricSettings, Happened};
 use super::traffic::{FlowCounts, Outside, Traffic, TrafficSettings};
 use crate::flow::{FlowSource, Observer};
+use crate::shrink::FaultKind;
 use crate::violation::{Checked, Violation};
 
 /// Something that goes wrong on purpose with a host.
@@ -19,6 +20,17 @@ pub enum MishapKind {
     Death,
     /// Its client writes random bytes over its rings and doorbells.
     Garbage,
+}
+
+impl MishapKind {
+    /// What kind of fault it is.
+    pub const fn fault(self) -> FaultKind {
+        match self {
+            Self::Stall { .. } => FaultKind::Stalls,
+            Self::Death => FaultKind::Death,
+            Self::Garbage => FaultKind::Garbage,
+        }
+    }
 }
 
 /// A mishap and its moment.

@@ -372,6 +372,7 @@ fn faults(table: &FaultsTable) -> Checked<Faults> {
         corrupt_ppm: ppm("faults.corrupt_ppm", table.corrupt_ppm)?,
         truncate_ppm: ppm("faults.truncate_ppm", table.truncate_ppm)?,
         spike_ppm: ppm("faults.spike_ppm", table.spike_ppm)?,
+        mark_ppm: ppm("faults.mark_ppm", table.mark_ppm)?,
         spike_ns: table.spike_ns,
         flaps,
         spares_arp: true,

@@ -279,6 +279,8 @@ pub struct FaultsTable {
     pub spike_ppm: u32,
     /// By so much, ns.
     pub spike_ns: u64,
+    /// An ECN-capable packet is marked though no queue is full.
+    pub mark_ppm: u32,
     /// The link goes down after at most so long, ns; never if it is not there.
     pub flap_up_ns: Option<u64>,
     /// And up again after at most so long, ns.

@@ -27,6 +27,7 @@ impl Scenario {
             link: LinkSettings::default(),
             faults: [Faults::NONE; 2],
             rules: [Vec::new(), Vec::new()],
+            holds: Vec::new(),
             conversations: vec![ConversationSettings::new(ops)],
             guests: Vec::new(),
             linger_ns: MS,

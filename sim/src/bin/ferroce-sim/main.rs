@@ -15,8 +15,9 @@ use anyhow::Context;
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use engine::Time;
 use sim::network::fabric::Fabric;
-use sim::network::swarm::SwarmReport;
-use sim::run::{Failure, Report};
+use sim::network::swarm::{SwarmReport, SwarmSettings};
+use sim::run::{Failure, Report, RunSettings};
+use sim::shrink::{FaultKind, Faulty, shrink};
 use sim::world::World;
 use sim::{Violation, network};
 
@@ -49,6 +50,9 @@ struct Args {
     /// Says what was drawn, and what came of it.
     #[arg(short, long)]
     verbose: bool,
+    /// Of the faults that a seed draws only these happen: `loss,stalls`, or `none`. A run that fails says which it takes.
+    #[arg(long, value_name = "LIST", requires = "seed", value_parser = parse_faults)]
+    only: Option<Only>,
     /// Prints a line for each frame: time in ns, sender, what it is, what the link did to it.
     #[arg(long, requires = "seed")]
     frames: bool,
@@ -90,39 +94,86 @@ impl fmt::Display for Told {
     }
 }
 
+/// What a seed drew.
+#[derive(Clone)]
+enum Drawn {
+    Pair(Box<RunSettings>),
+    Network(Box<SwarmSettings>),
+}
+
 impl Swarm {
-    /// Runs a seed. `captures`: the frames are kept, whatever comes of it.
-    fn run(self, seed: u64, captures: bool) -> (Result<Told, Failure>, Option<Vec<u8>>) {
+    /// What a seed draws, with `only` these faults.
+    fn draw(self, seed: u64, only: Option<&Only>) -> Drawn {
+        let mut drawn = match self {
+            Self::Pair => Drawn::Pair(Box::new(sim::swarm::draw(seed))),
+            Self::Network => Drawn::Network(Box::new(network::swarm::draw(seed))),
+        };
+        if let Some(Only(kinds)) = only {
+            drawn.keep_only(kinds);
+        }
+        drawn
+    }
+
+    /// The command line that runs a seed again.
+    fn replay(self, seed: u64, only: Option<&[FaultKind]>) -> String {
+        let swarm = match self {
+            Self::Pair => "",
+            Self::Network => " --swarm network",
+        };
+        let only = match only {
+            None => String::new(),
+            Some([]) => " --only none".to_owned(),
+            Some(kinds) => format!(" --only {}", names(kinds, ",")),
+        };
+        format!("ferroce-sim{swarm} --seed {seed}{only}")
+    }
+}
+
+fn names(kinds: &[FaultKind], between: &str) -> String {
+    kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(between)
+}
+
+impl Drawn {
+    /// Runs it. `captures`: the frames are kept, whatever comes of it.
+    fn run(&self, seed: u64, captures: bool) -> (Result<Told, Failure>, Option<Vec<u8>>) {
         let mut frames = None;
         let outcome = catch(|| match self {
-            Self::Pair => {
+            Self::Pair(settings) => {
                 let at_rest = |world: &World| frames = world.capture().map(|capture| capture.bytes().to_vec());
-                sim::run::run(seed, &sim::swarm::draw(seed), captures, at_rest)
-                    .map(|report| Told::Pair(Box::new(report)))
+                sim::run::run(seed, settings, captures, at_rest).map(|report| Told::Pair(Box::new(report)))
             }
-            Self::Network => {
+            Self::Network(settings) => {
                 let at_rest = |fabric: &Fabric| frames = fabric.capture().map(|capture| capture.bytes().to_vec());
-                let settings = network::swarm::draw(seed);
-                network::swarm::run(seed, &settings, captures, at_rest).map(|report| Told::Network(Box::new(report)))
+                network::swarm::run(seed, settings, captures, at_rest).map(|report| Told::Network(Box::new(report)))
             }
         });
         let frames = outcome.as_ref().err().and_then(|failure| failure.capture.clone()).or(frames);
         (outcome, frames)
     }
+}
 
-    /// The settings that a seed draws, in full.
-    fn settings(self, seed: u64) -> String {
+impl Faulty for Drawn {
+    fn has(&self, kind: FaultKind) -> bool {
         match self {
-            Self::Pair => format!("{:#?}", sim::swarm::draw(seed)),
-            Self::Network => format!("{:#?}", network::swarm::draw(seed)),
+            Self::Pair(settings) => settings.has(kind),
+            Self::Network(settings) => settings.has(kind),
         }
     }
 
-    /// The command line that runs a seed again.
-    fn replay(self, seed: u64) -> String {
+    fn remove(&mut self, kind: FaultKind) {
         match self {
-            Self::Pair => format!("ferroce-sim --seed {seed}"),
-            Self::Network => format!("ferroce-sim --swarm network --seed {seed}"),
+            Self::Pair(settings) => settings.remove(kind),
+            Self::Network(settings) => settings.remove(kind),
+        }
+    }
+}
+
+impl fmt::Display for Drawn {
+    /// The settings in full.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pair(settings) => write!(f, "{settings:#?}"),
+            Self::Network(settings) => write!(f, "{settings:#?}"),
         }
     }
 }
@@ -134,6 +185,17 @@ enum Command {
     Run(scenario::RunArgs),
     /// Runs set-ups whose results others have published, and prints theirs beside ours.
     Papers(papers::PapersArgs),
+}
+
+/// The faults of `--only`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Only(Vec<FaultKind>);
+
+fn parse_faults(list: &str) -> Result<Only, String> {
+    if list == "none" {
+        return Ok(Only(Vec::new()));
+    }
+    list.split(',').map(str::parse).collect::<Result<_, _>>().map(Only)
 }
 
 /// Between two progress lines where there is no terminal to overwrite them on.
@@ -166,10 +228,11 @@ fn main() -> anyhow::Result<ExitCode> {
 
 /// Runs one seed and tells of it. False if it went wrong.
 fn run_one(seed: u64, args: &Args) -> anyhow::Result<bool> {
+    let drawn = args.swarm.draw(seed, args.only.as_ref());
     if args.verbose {
-        writeln!(std::io::stdout(), "{}", args.swarm.settings(seed))?;
+        writeln!(std::io::stdout(), "{drawn}")?;
     }
-    let (outcome, frames) = args.swarm.run(seed, args.pcap.is_some() || args.frames);
+    let (outcome, frames) = drawn.run(seed, args.pcap.is_some() || args.frames);
     if let (true, Some(frames)) = (args.frames, &frames) {
         print_frames(frames)?;
     }
@@ -185,7 +248,7 @@ fn run_one(seed: u64, args: &Args) -> anyhow::Result<bool> {
             Ok(true)
         }
         Err(failure) => {
-            tell(args.swarm, seed, failure, args.pcap.as_deref())?;
+            tell(args.swarm, seed, &drawn, failure, args.pcap.as_deref())?;
             Ok(false)
         }
     }
@@ -204,7 +267,8 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
         } else if done > 0 && done.is_multiple_of(SEEDS_PER_LINE) {
             eprintln!("{done} of {} seeds done, {failed_count} failed", seeds.end - seeds.start);
         }
-        match args.swarm.run(seed, false).0 {
+        let drawn = args.swarm.draw(seed, None);
+        match drawn.run(seed, false).0 {
             Ok(report) => {
                 trace.add(report.trace());
                 if args.verbose {
@@ -216,7 +280,7 @@ fn run_many(seeds: Range<u64>, args: &Args) -> anyhow::Result<u64> {
                 if overwrites {
                     eprintln!();
                 }
-                tell(args.swarm, seed, failure, None)?;
+                tell(args.swarm, seed, &drawn, failure, None)?;
                 if !args.keep_going {
                     return Ok(failed_count);
                 }
@@ -239,17 +303,22 @@ fn catch<T>(run: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     })
 }
 
-/// Says what went wrong and how to see it again, and leaves the frames in a file.
-fn tell(swarm: Swarm, seed: u64, failure: Failure, path: Option<&Path>) -> anyhow::Result<()> {
+/// Says what went wrong, how to see it again and what it takes, and leaves the frames in a file.
+fn tell(swarm: Swarm, seed: u64, drawn: &Drawn, failure: Failure, path: Option<&Path>) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "seed {seed}: FAILED: {failure}")?;
-    writeln!(out, "  replay: {}", swarm.replay(seed))?;
+    let all: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|&kind| drawn.has(kind)).collect();
+    writeln!(out, "  replay: {}  (version {})", swarm.replay(seed, None), env!("CARGO_PKG_VERSION"))?;
     // The run is the same with a capture as without.
-    let frames = failure.capture.or_else(|| swarm.run(seed, true).1);
-    if let Some(frames) = frames {
+    if let Some(frames) = failure.capture.or_else(|| drawn.run(seed, true).1) {
         let path = path.map_or_else(|| PathBuf::from(format!("ferroce-sim-{seed}.pcapng")), Path::to_path_buf);
         write_capture(&path, &frames)?;
         writeln!(out, "  frames: {}", path.display())?;
+    }
+    writeln!(out, "  faults: {}", if all.is_empty() { "none".to_owned() } else { names(&all, ", ") })?;
+    let least = shrink(drawn, |fewer| fewer.run(seed, false).0.is_err());
+    if least.len() < all.len() {
+        writeln!(out, "  fewest: {}", swarm.replay(seed, Some(&least)))?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use shm::qos::QosSettings;
 use super::SwarmSettings;
 use crate::flow::FlowOp;
 use crate::host::{EngineSize, HostSettings};
-use crate::link::{Faults, Flaps, LinkSettings};
+use crate::link::{Faults, Flaps, LinkSettings, Worst, maybe};
 use crate::network::fabric::FabricSettings;
 use crate::network::pause::PRIORITY_COUNT;
 use crate::network::run::{Mishap, MishapKind, NetworkSettings};
@@ -166,30 +166,26 @@ fn draw_host(s: &mut Stream, is_lossless: bool) -> HostSettings {
     }
 }
 
-/// A chance of at most `most_ppm` and not too little to be met, and of nothing in every other case.
-fn maybe(s: &mut Stream, most_ppm: u32) -> u32 {
-    if s.random() { 0 } else { (most_ppm >> s.random_range(0..8)).max(1) }
-}
+/// What links do at worst.
+const WORST: Worst = Worst {
+    loss_ppm: 50_000,
+    burst_start_ppm: 5_000,
+    burst_frames: 32,
+    duplicate_ppm: 50_000,
+    reorder_ppm: 50_000,
+    corrupt_ppm: 20_000,
+    truncate_ppm: 10_000,
+    spike_ppm: 1_000,
+    spike_ns: 2 * MS,
+    flaps: Flaps { up_ns: 50 * MS, down_ns: 20 * MS },
+    flap_one_in: 6,
+};
 
 fn draw_faults(s: &mut Stream, link: &LinkSettings) -> Faults {
     if s.random_ratio(1, 4) {
         return Faults::NONE;
     }
-    let flap = Flaps { up_ns: s.random_range(MS..=50 * MS), down_ns: s.random_range(10 * US..=20 * MS) };
-    Faults {
-        loss_ppm: maybe(s, 50_000),
-        burst_start_ppm: maybe(s, 5_000),
-        burst_frames: s.random_range(2..=32),
-        duplicate_ppm: maybe(s, 50_000),
-        reorder_ppm: maybe(s, 50_000),
-        reorder_ns: s.random_range(1..=20 * link.delay_ns),
-        corrupt_ppm: maybe(s, 20_000),
-        truncate_ppm: maybe(s, 10_000),
-        spike_ppm: maybe(s, 1_000),
-        spike_ns: s.random_range(100 * US..=2 * MS),
-        flaps: s.random_ratio(1, 6).then_some(flap),
-        spares_arp: false,
-    }
+    Faults { mark_ppm: maybe(s, 100_000), ..WORST.draw(s, link) }
 }
 
 fn draw_op(s: &mut Stream) -> FlowOp {

@@ -9,11 +9,26 @@ use rand::Rng;
 use super::TrafficSettings;
 use super::station::Station;
 use crate::flow::{Flow, FlowOp};
+use crate::inspect::{Bounds, Figures, Progress, check_pair_at_rest};
 use crate::random::Stream;
 use crate::violation::{Checked, OrSay};
 
 /// Bit of a work request's number that says it is a receive.
 pub(super) const RECEIVE: u64 = 1 << 63;
+/// Where in a work request's number its place among those of its connection begins; below is the connection's number.
+const PLACE_SHIFT: u32 = 32;
+
+/// The connection that a work request is of.
+pub(super) const fn connection_of(wr_id: u64) -> u32 {
+    wr_id as u32
+}
+
+/// A work request that has not completed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Posted {
+    pub(super) wr_id: u64,
+    pub(super) bytes: u32,
+}
 
 /// Where a connection is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,10 +60,15 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     /// The oldest first; they go one after the other.
     pub(super) flows: VecDeque<ActiveFlow>,
-    /// Bytes of each message that was posted and has not completed.
-    pub(super) outstanding: VecDeque<u32>,
-    /// Bytes of each receive that was posted and has not completed.
-    pub(super) receives: VecDeque<u32>,
+    /// Messages that were posted and have not completed.
+    pub(super) outstanding: VecDeque<Posted>,
+    /// Receives, likewise.
+    pub(super) receives: VecDeque<Posted>,
+    /// Messages posted so far, and those of them before the QPs were last connected.
+    pub(super) messages: u32,
+    pub(super) connected_at_message: u32,
+    /// How far each QP was when it was last looked at.
+    pub(super) progress: [Progress; 2],
 }
 
 impl Connection {
@@ -77,6 +97,8 @@ impl Connection {
             qp.to_rtr(&remote, &settings.attr).or_say("to RTR")?;
             qp.to_rts(psns[side], &settings.attr).or_say("to RTS")?;
         }
+        self.progress = [Progress::default(); 2];
+        self.connected_at_message = self.messages;
         self.phase = Phase::Up;
         Ok(())
     }
@@ -119,7 +141,9 @@ impl Connection {
         active.posted += u64::from(length);
         let [source, target] = [0, 1].map(|side| active.ranges[side].start + offset);
         let [from, to] = self.hosts.map(|host| &stations[usize::from(host)].region);
-        let wr_id = u64::from(number);
+        // 31 bits are more places than a run has messages.
+        let wr_id = u64::from(self.messages & i32::MAX as u32) << PLACE_SHIFT | u64::from(number);
+        self.messages = self.messages.wrapping_add(1);
         match self.op {
             FlowOp::Write => {
                 let sge = from.sge(source, length).or_say("an SGE")?;
@@ -133,14 +157,32 @@ impl Connection {
                 // The destination knows what is coming.
                 let landing = to.sge(target, length).or_say("an SGE")?;
                 self.qps[1].post_recv(&RecvWr::new(wr_id | RECEIVE, &[landing])).or_say("posting a receive")?;
-                self.receives.push_back(length);
+                self.receives.push_back(Posted { wr_id: wr_id | RECEIVE, bytes: length });
                 let sge = from.sge(source, length).or_say("an SGE")?;
                 self.qps[0].post_send(&SendWr::send(wr_id, &[sge]).signaled())
             }
         }
         .or_say("posting")?;
-        self.outstanding.push_back(length);
+        self.outstanding.push_back(Posted { wr_id, bytes: length });
         Ok(())
+    }
+
+    /// Looks at the engine's own figures of the QP on a host.
+    pub(super) fn inspect(&mut self, host: u16, station: &Station, settings: &TrafficSettings) -> Checked {
+        let window = station.host.settings().transport.window_packets;
+        let read_packets =
+            if self.op == FlowOp::Read { settings.message_bytes.div_ceil(settings.path_mtu.bytes()) } else { 0 };
+        let bounds = Bounds::new(window, settings.attr.max_rd_atomic, read_packets);
+        let side = usize::from(self.hosts[1] == host);
+        self.progress[side].look(&station.context, &self.qps[side], bounds)
+    }
+
+    /// At rest all messages since the QPs were connected were executed once, and none goes the other way.
+    pub(super) fn check_at_rest(&self, stations: &[Station]) -> Checked {
+        let figures = |side: usize| Figures::of(&stations[usize::from(self.hosts[side])].context, &self.qps[side]);
+        let (requester, responder) = (figures(self.requester())?, figures(1 - self.requester())?);
+        check_pair_at_rest(&requester, &responder, self.messages.wrapping_sub(self.connected_at_message))?;
+        check_pair_at_rest(&responder, &requester, 0)
     }
 
     /// True if nothing of it waits for a completion.

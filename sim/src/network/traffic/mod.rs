@@ -10,17 +10,22 @@ use std::collections::{BTreeMap, VecDeque};
 
 use engine::Time;
 use ferroce::{ConnectAttr, PathMtu, WcOpcode, WcStatus, WorkCompletion};
+use rand::Rng;
+use rand::seq::IndexedMutRandom;
 
 use super::fabric::{Alarm, Fabric};
 use crate::flow::{Flow, FlowOp, FlowSource, Observer};
+use crate::inspect::Progress;
 use crate::random::{Stream, StreamOf, stream};
 use crate::violation::{Checked, OrSay, require};
-use connection::{ActiveFlow, Connection, Phase, RECEIVE};
+use connection::{ActiveFlow, Connection, Phase, RECEIVE, connection_of};
 use garbage::write_garbage;
 use station::Station;
 
 /// Completions that are taken at a time.
 const POLL_BATCH: usize = 32;
+/// One in so many looks of a host's application has one at the engine's own figures.
+const INSPECT_ONE_IN: u32 = 32;
 
 /// Which flows share a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -260,6 +265,9 @@ impl Traffic {
             flows: VecDeque::new(),
             outstanding: VecDeque::new(),
             receives: VecDeque::new(),
+            messages: 0,
+            connected_at_message: 0,
+            progress: [Progress::default(); 2],
         };
         connection.connect(&self.stations, &self.settings, &mut self.stream)?;
         self.connections.push(connection);
@@ -282,6 +290,9 @@ impl Traffic {
         if self.stations.get(usize::from(host)).is_none_or(|station| station.is_lost) {
             return Ok(());
         }
+        if self.settings.verifies && self.stream.random_ratio(1, INSPECT_ONE_IN) {
+            self.inspect(host)?;
+        }
         let mut batch = [WorkCompletion::default(); POLL_BATCH];
         loop {
             let count = self.stations[usize::from(host)].poll(&mut batch);
@@ -294,8 +305,19 @@ impl Traffic {
         }
     }
 
+    /// Looks at one of a host's connections that are up.
+    fn inspect(&mut self, host: u16) -> Checked {
+        let station = &self.stations[usize::from(host)];
+        let is_meant = |c: &Connection| c.hosts.contains(&host) && c.phase == Phase::Up && !c.flows.is_empty();
+        let mut there: Vec<&mut Connection> = self.connections.iter_mut().filter(|c| is_meant(c)).collect();
+        match there.choose_mut(&mut self.stream) {
+            Some(connection) => connection.inspect(host, station, &self.settings),
+            None => Ok(()),
+        }
+    }
+
     fn complete(&mut self, fabric: &mut Fabric, wc: &WorkCompletion, outside: &mut Outside<'_>) -> Checked {
-        let number = (wc.wr_id & !RECEIVE) as u32;
+        let number = connection_of(wc.wr_id);
         let connection = self.connections.get_mut(number as usize);
         let connection = connection.ok_or_else(|| format!("a completion with the number {:#x}", wc.wr_id))?;
         if connection.phase == Phase::Dead {
@@ -303,7 +325,11 @@ impl Traffic {
         }
         let is_receive = wc.wr_id & RECEIVE != 0;
         let queue = if is_receive { &mut connection.receives } else { &mut connection.outstanding };
-        let bytes = queue.pop_front().ok_or_else(|| format!("connection {number}: {wc:?} was not waited for"))?;
+        // Each once, and in the order in which they were posted.
+        let posted = queue.pop_front().filter(|posted| posted.wr_id == wc.wr_id);
+        let bytes = posted.ok_or_else(|| format!("connection {number}: {wc:?} is not the next to complete"))?.bytes;
+        let side = if is_receive { 1 } else { connection.requester() };
+        require!(wc.qpn == connection.qps[side].qpn(), "connection {number}: {wc:?} is another QP's");
         if !wc.is_ok() {
             return self.failed(fabric, number, wc, outside);
         }
@@ -466,6 +492,12 @@ impl Traffic {
         let there = self.stations.iter().enumerate().filter(|(_, station)| self.settings.verifies && !station.is_lost);
         for (host, station) in there {
             station.check_at_rest().map_err(|what| format!("host {host}: {what}"))?;
+        }
+        let is_there = |host: &u16| !self.stations[usize::from(*host)].is_lost;
+        for (connection, number) in self.connections.iter().zip(0..) {
+            if connection.phase == Phase::Up && connection.hosts.iter().all(is_there) {
+                connection.check_at_rest(&self.stations).map_err(|what| format!("connection {number}: {what}"))?;
+            }
         }
         Ok(())
     }
