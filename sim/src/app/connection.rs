@@ -11,7 +11,7 @@ use super::Conversation;
 use super::client::{Client, Receives};
 use super::memory::{Lane, Piece};
 use super::plan::{ConversationSettings, Op};
-use crate::inspect::Progress;
+use crate::inspect::{Progress, Requests};
 use crate::random::Stream;
 use crate::violation::{Checked, OrSay, require};
 
@@ -74,8 +74,8 @@ pub(super) struct End {
     pub(super) recv_failed: Option<WcStatus>,
     /// How far its QP was when it was last looked at.
     pub(super) progress: Progress,
-    /// Messages posted since its QP was last connected.
-    pub(super) messages: u32,
+    /// What was posted since its QP was last connected.
+    pub(super) sent: Requests,
     /// The last work request to be flushed is posted.
     is_marked: bool,
 }
@@ -118,7 +118,7 @@ impl End {
             failed: None,
             recv_failed: None,
             progress: Progress::default(),
-            messages: 0,
+            sent: Requests::default(),
             is_marked: false,
         }
     }
@@ -298,7 +298,7 @@ impl Conversation {
             end.recv_failed = None;
             end.incoming.clear();
             end.progress = Progress::default();
-            end.messages = 0;
+            end.sent = Requests::default();
             if let Some(receives) = &mut end.receives {
                 receives.clear(now);
             }

@@ -64,7 +64,8 @@ impl Conversation {
                 end.ops.pop_front();
                 end.posted_ops += 1;
             }
-            end.messages += 1;
+            let is_read = drawn.op.kind == OpKind::Read;
+            end.sent.add(if is_read { drawn.op.length.div_ceil(self.settings.path_mtu.bytes()) } else { 0 });
             post(client, end, peer, drawn, self.settings.sq_sig_all, most)?;
             // Not always all in one go.
             if self.stream.random_ratio(1, 8) {

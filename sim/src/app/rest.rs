@@ -34,7 +34,7 @@ impl Conversation {
         }
         let figures = [Figures::of(&self.clients[0].context, first)?, Figures::of(&self.clients[1].context, second)?];
         for side in [0, 1] {
-            let checked = check_pair_at_rest(&figures[side], &figures[1 - side], connection.ends[side].messages);
+            let checked = check_pair_at_rest(&figures[side], &figures[1 - side], connection.ends[side].sent);
             checked.map_err(|what| format!("side {side}: {what}"))?;
         }
         Ok(())

@@ -9,7 +9,7 @@ use rand::Rng;
 use super::TrafficSettings;
 use super::station::Station;
 use crate::flow::{Flow, FlowOp};
-use crate::inspect::{Bounds, Figures, Progress, check_pair_at_rest};
+use crate::inspect::{Bounds, Figures, Progress, Requests, check_pair_at_rest};
 use crate::random::Stream;
 use crate::violation::{Checked, OrSay};
 
@@ -64,9 +64,10 @@ pub(super) struct Connection {
     pub(super) outstanding: VecDeque<Posted>,
     /// Receives, likewise.
     pub(super) receives: VecDeque<Posted>,
-    /// Messages posted so far, and those of them before the QPs were last connected.
+    /// Messages posted so far.
     pub(super) messages: u32,
-    pub(super) connected_at_message: u32,
+    /// What was posted since the QPs were last connected.
+    pub(super) sent: Requests,
     /// How far each QP was when it was last looked at.
     pub(super) progress: [Progress; 2],
 }
@@ -98,7 +99,7 @@ impl Connection {
             qp.to_rts(psns[side], &settings.attr).or_say("to RTS")?;
         }
         self.progress = [Progress::default(); 2];
-        self.connected_at_message = self.messages;
+        self.sent = Requests::default();
         self.phase = Phase::Up;
         Ok(())
     }
@@ -144,6 +145,7 @@ impl Connection {
         // 31 bits are more places than a run has messages.
         let wr_id = u64::from(self.messages & i32::MAX as u32) << PLACE_SHIFT | u64::from(number);
         self.messages = self.messages.wrapping_add(1);
+        self.sent.add(if self.op == FlowOp::Read { length.div_ceil(settings.path_mtu.bytes()) } else { 0 });
         match self.op {
             FlowOp::Write => {
                 let sge = from.sge(source, length).or_say("an SGE")?;
@@ -181,8 +183,8 @@ impl Connection {
     pub(super) fn check_at_rest(&self, stations: &[Station]) -> Checked {
         let figures = |side: usize| Figures::of(&stations[usize::from(self.hosts[side])].context, &self.qps[side]);
         let (requester, responder) = (figures(self.requester())?, figures(1 - self.requester())?);
-        check_pair_at_rest(&requester, &responder, self.messages.wrapping_sub(self.connected_at_message))?;
-        check_pair_at_rest(&responder, &requester, 0)
+        check_pair_at_rest(&requester, &responder, self.sent)?;
+        check_pair_at_rest(&responder, &requester, Requests::default())
     }
 
     /// True if nothing of it waits for a completion.

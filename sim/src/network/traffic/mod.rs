@@ -15,7 +15,7 @@ use rand::seq::IndexedMutRandom;
 
 use super::fabric::{Alarm, Fabric};
 use crate::flow::{Flow, FlowOp, FlowSource, Observer};
-use crate::inspect::Progress;
+use crate::inspect::{Progress, Requests};
 use crate::random::{Stream, StreamOf, stream};
 use crate::violation::{Checked, OrSay, require};
 use connection::{ActiveFlow, Connection, Phase, RECEIVE, connection_of};
@@ -266,7 +266,7 @@ impl Traffic {
             outstanding: VecDeque::new(),
             receives: VecDeque::new(),
             messages: 0,
-            connected_at_message: 0,
+            sent: Requests::default(),
             progress: [Progress::default(); 2],
         };
         connection.connect(&self.stations, &self.settings, &mut self.stream)?;
