@@ -18,15 +18,15 @@ qos() {
   "$bin/ferroce" --socket "$work/$host.sock" qos set "$@" >/dev/null || fail "qos set $* on host $host"
 }
 
-# run RATE-OF-B: WRITEs of eight QPs from a to b through a fabric of its own, as fast as they go, in the background.
+# run RATE-OF-B: WRITEs of 32 QPs from a to b through a fabric of its own, as fast as they go, in the background.
 run() {
   extra[b]=rate=$1
   fabric_ports rate=2Gbps,delay=20us a b
-  # More than the kernel's ring of a port holds comes after a pause was asked for.
-  start_fabric "${ports[@]}" --control "$work/fabric.sock" --switch buffer=16MiB,queue_limit=64KiB,pfc=5,headroom=5MiB,dscp_to_priority=0:5
-  start server ip netns exec "${ns_of[b]}" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/b.sock" -q 8 -s 64K -m 4096 -D 40 --no-floor
+  # Several of the kernel's rings of a port come after a pause was asked for, since programs take turns on the cores; the QPs' windows, 32 MiB, do not.
+  start_fabric "${ports[@]}" --control "$work/fabric.sock" --switch buffer=32MiB,queue_limit=64KiB,pfc=5,headroom=12MiB,dscp_to_priority=0:5
+  start server ip netns exec "${ns_of[b]}" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/b.sock" -q 32 -s 64K -m 4096 -D 40 --no-floor
   until_true 10 "the server listens" ip netns exec "${ns_of[b]}" sh -c 'ss -Hltn | grep -q .'
-  start client ip netns exec "${ns_of[a]}" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/a.sock" -q 8 -s 64K -m 4096 -D 40 --no-floor --cc none 10.99.0.2
+  start client ip netns exec "${ns_of[a]}" timeout 60 "$bin/ferroce-perf" write_bw --socket "$work/a.sock" -q 32 -s 64K -m 4096 -D 40 --no-floor --cc none 10.99.0.2
   until_true 10 "frames flow" fabric_counts_on '.ports[1].tx_frames' 500
 }
 end() {
@@ -63,7 +63,8 @@ end
 
 say "== the receiver pauses the fabric"
 qos b --pfc 0,0,0,0,0,1,0,0 pfc_xon_frames=0 pfc_xoff_frames=1 pfc_pause_quanta=2000
-qos a --pfc 0,0,0,0,0,1,0,0
+# Whose own backlog of acknowledgements is to pause nobody.
+qos a --pfc 0,0,0,0,0,1,0,0 pfc_xoff_frames=65535
 run 2Gbps
 until_true 20 "the receiver sends pauses" counts_on b 5 tx_pause 5
 until_true 5 "the fabric takes them" fabric_counts_on .switch.pauses_received 5

@@ -120,5 +120,8 @@ fn counters(recorder: &Recorder) -> Chart<'static> {
         };
         line(counter.name, counter.points.into_iter().map(so_far).collect())
     });
-    Chart { title: "Counted since the start", x: TIME, y: Axis::log("Events", Unit::Number), series: series.collect() }
+    let series: Vec<_> = series.collect();
+    // A line alone has no legend.
+    let counted = if series.len() == 1 { "Packets" } else { "Events" };
+    Chart { title: "Counted since the start", x: TIME, y: Axis::log(counted, Unit::Number), series }
 }

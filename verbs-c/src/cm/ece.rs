@@ -13,10 +13,10 @@ use crate::events::lock;
 /// REJ reason 35: a vendor's option is not supported (IBTA 12.6.7.2).
 const REJECT_VENDOR_OPTION: u16 = 35;
 
-/// As [`rdma_reject`], because of options that only some vendors have.
+/// As [`rdma_reject`](super::connect::rdma_reject), because of options that only some vendors have.
 ///
 /// # Safety
-/// As [`rdma_reject`].
+/// As [`rdma_reject`](super::connect::rdma_reject).
 #[unsafe(export_name = "ferroce_rdma_reject_ece")]
 pub unsafe extern "C" fn rdma_reject_ece(
     id: *mut rdma_cm_id,
