@@ -127,15 +127,22 @@ impl CompletionQueue {
             inner.empty_polls.store(0, Ordering::Relaxed);
             return count;
         }
+        self.poll_anew(max, &mut each)
+    }
+
+    /// Nothing was there: has something been made since, or will anything be?
+    #[inline(never)]
+    fn poll_anew(&self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
+        let inner = &*self.0;
         let context = &inner.remote.context;
         if context.make_progress() {
-            let count = lock(&inner.ring.state).take(max, &mut each);
+            let count = lock(&inner.ring.state).take(max, each);
             if count > 0 {
                 return count;
             }
         }
         if context.events.is_dead() {
-            return lock(&inner.ring.state).take_flushed(max, &mut each);
+            return lock(&inner.ring.state).take_flushed(max, each);
         }
         inner.wait_politely();
         0
@@ -339,7 +346,7 @@ impl CqRing {
 }
 
 impl CqState {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
         let mut count = 0;
         while count < max
@@ -362,7 +369,7 @@ impl CqState {
     }
 
     /// Takes from the ring, and keeps the QP's tally.
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Cqe> {
         let cqe = self.poller.next()?;
         if let Some(member) = self.qps.get(&cqe.qpn) {
