@@ -41,6 +41,9 @@ impl LaneQueues {
     fn remove(&mut self, index: u32) {
         for lane in self.occupied.iter() {
             let queue = &mut self.lanes[lane.index()];
+            if queue.front() == Some(&index) {
+                self.left[lane.index()] = 0;
+            }
             queue.retain(|&i| i != index);
             if queue.is_empty() {
                 self.occupied = self.occupied.without(lane.set());
@@ -249,5 +252,19 @@ mod tests {
             (ready.pop(Output::Request, lane(2)), ready.pop(Output::Request, lane(5))),
             (Some((8, 0)), Some((7, 0)))
         );
+    }
+
+    #[test]
+    fn what_is_left_of_a_quantum_is_not_inherited() {
+        let mut ready = ReadyQueues::default();
+        for index in [7, 8] {
+            ready.schedule(Output::Request, lane(2), index, &mut 0);
+        }
+        assert_eq!(ready.pop(Output::Request, lane(2)), Some((7, 0)));
+        ready.put_back(Output::Request, lane(2), 7, 3);
+        assert_eq!(ready.pop(Output::Request, lane(2)), Some((7, 3)));
+        ready.put_back(Output::Request, lane(2), 7, 3);
+        ready.remove(7);
+        assert_eq!(ready.pop(Output::Request, lane(2)), Some((8, 0)));
     }
 }
